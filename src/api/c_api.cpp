@@ -1,0 +1,1 @@
+#include "delta_attention/version.h"

@@ -1,0 +1,43 @@
+#include <algorithm>
+#include <thread>
+
+#include "api/check.h"
+#include "api/device.h"
+#include "api/dispatch.h"
+#include "delta_attention/delta_attention.h"
+
+namespace delta_attention {
+namespace {
+
+int thread_count(const Execution& execution) {
+  if (execution.threads < 0) throw InvalidArgument("threads", "0 (all cores) or more", std::to_string(execution.threads));
+  return execution.threads > 0 ? execution.threads : std::max(1u, std::thread::hardware_concurrency());
+}
+
+}  // namespace
+
+void delta_attention_forward(const ForwardArgs& args, const Execution& execution) {
+  const Problem problem = check(args);
+  const int threads = thread_count(execution);
+  const DeviceProperties& device = device_properties(problem.device);
+  const Kernel& kernel = require_kernel(problem, device, execution);
+  const DeviceGuard guard(problem.device);
+  if (execution.check_values) check_values(args, problem);
+  if (problem.sequences == 0) return;
+  const Workspace workspace(kernel.workspace(problem, device), execution, problem.device);
+  kernel.launch({problem, args, device, workspace.data(), execution.stream, threads});
+}
+
+std::size_t delta_attention_workspace(const ForwardArgs& args, const Execution& execution) {
+  const Problem problem = check(args);
+  const DeviceProperties& device = device_properties(problem.device);
+  return require_kernel(problem, device, execution).workspace(problem, device);
+}
+
+DispatchInfo dispatch_info(const ForwardArgs& args, const Execution& execution) {
+  const Problem problem = check(args);
+  Choice choice = choose(problem, device_properties(problem.device), execution, kernels());
+  return {choice.kernel != nullptr ? choice.kernel->name : "", choice.reason, std::move(choice.reports)};
+}
+
+}  // namespace delta_attention

@@ -1,0 +1,57 @@
+#pragma once
+
+// What a kernel tells the rest of the library about itself. A kernel file exports one descriptor; api/kernels.cpp lists them.
+// Dispatch, the test suite, the benchmarks and `delta-attention info` all read that one list.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "problem/problem.h"
+
+namespace delta_attention {
+
+/// The facts about a device that decide what can run on it. Plain values, so that tests can invent devices.
+struct DeviceProperties {
+  DeviceType type = DeviceType::cpu;
+  std::string name;
+  int capability = 0;               // CUDA compute capability, 10 * major + minor
+  int multiprocessors = 0;          // CUDA
+  std::size_t shared_memory = 0;    // CUDA: the most a block can opt in to, bytes
+};
+
+/// One launch: the checked problem and where it runs.
+struct Launch {
+  const Problem& problem;
+  const ForwardArgs& args;  // the caller's own words, for the float64 reference alone
+  const DeviceProperties& device;
+  void* workspace = nullptr;  // at least workspace(problem) bytes
+  void* stream = nullptr;
+  int threads = 1;  // CPU
+};
+
+struct Kernel {
+  const char* name;
+  const char* summary;
+  DeviceType device;
+  /// Results are the same to the last bit from run to run.
+  bool repeatable;
+  /// Dispatch takes the supported kernel with the highest priority; negative means only when asked for by name.
+  int priority;
+  /// "" if the kernel can run this problem on this device, else the reason why not.
+  std::string (*unsupported)(const Problem&, const DeviceProperties&);
+  std::size_t (*workspace)(const Problem&, const DeviceProperties&);
+  void (*launch)(const Launch&);
+};
+
+/// Every kernel of this build.
+const std::vector<const Kernel*>& kernels();
+
+/// The reason that all f32-arithmetic kernels share.
+inline std::string needs_f32(const Problem& problem) {
+  return problem.has_f64 ? "f64 operands run on the kernel 'reference' only" : "";
+}
+
+inline std::size_t no_workspace(const Problem&, const DeviceProperties&) { return 0; }
+
+}  // namespace delta_attention

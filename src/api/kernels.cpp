@@ -1,0 +1,23 @@
+#include "api/kernel.h"
+
+namespace delta_attention {
+
+// One line a kernel. The CPU kernels first, then the CUDA family in the order of its stages.
+extern const Kernel reference_kernel;
+#if defined(DELTA_ATTENTION_WITH_CUDA)
+extern const Kernel step_loop_kernel;
+extern const Kernel chunk_pipeline_kernel;
+#endif
+
+const std::vector<const Kernel*>& kernels() {
+  static const std::vector<const Kernel*> list = {
+      &reference_kernel,
+#if defined(DELTA_ATTENTION_WITH_CUDA)
+      &step_loop_kernel,
+      &chunk_pipeline_kernel,
+#endif
+  };
+  return list;
+}
+
+}  // namespace delta_attention
