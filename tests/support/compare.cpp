@@ -1,0 +1,178 @@
+// The oracle and the tolerances.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "delta_attention_reference.h"
+#include "support/run.h"
+
+namespace delta_attention::test {
+namespace {
+
+ConstTensor view(const Array& array) {
+  ConstTensor x;
+  if (!array.present()) return x;
+  x.data = array.values.data();
+  x.rank = static_cast<int>(array.shape.size());
+  Index stride = 1;
+  for (std::size_t axis = array.shape.size(); axis-- > 0;) {
+    x.shape[axis] = array.shape[axis];
+    x.strides[axis] = stride;
+    stride *= array.shape[axis];
+  }
+  return x;
+}
+
+double norm(double sum_of_squares) { return std::sqrt(sum_of_squares); }
+
+/// The error that rounding to the storage type alone causes.
+double rounding_error(const std::vector<double>& truth, DType dtype) {
+  double difference = 0, size = 0;
+  for (double x : truth) {
+    const double stored = dtype == DType::f32 ? x : rounded(static_cast<float>(x), dtype);
+    difference += (stored - x) * (stored - x);
+    size += x * x;
+  }
+  return size > 0 ? norm(difference / size) : 0.0;
+}
+
+/// Relative error that f32 arithmetic may add.
+///
+/// Every product and sum rounds with 2^-24. A dot product over K channels adds such errors at random, about sqrt(K) of them; with
+/// the reads of S, q, k, the gate's exponential and the update on the way, 2e-6 sqrt(K) (33 roundings a channel, in a random walk)
+/// is the bar for updates that contract: there an error made at one token dies out. An additive sum does not forget: each of T
+/// additions to the state rounds once, a random walk of sqrt(T) steps, 4 roundings each. Normalising divides by a second sum of
+/// the same kind, so errors double.
+double f32_bar(const Case& c) {
+  const bool contracts = c.recurrence.update == Update::delta && !c.beta_to_two && c.beta_space != BetaSpace::twice_sigmoid;
+  double bar = 2e-6 * std::sqrt(static_cast<double>(c.key_dim));
+  if (!contracts) bar += 4 * 0x1p-24 * std::sqrt(static_cast<double>(c.tokens));
+  return c.recurrence.normalize ? 2 * bar : bar;
+}
+
+double bar_for(const Case& c, DType storage, const std::vector<double>& truth) {
+  const double arithmetic = f32_bar(c);
+  if (storage == DType::f32) return arithmetic;
+  return std::min(1e-2, 1.2 * rounding_error(truth, storage) + arithmetic);
+}
+
+/// The size that an output of one head has when q meets a key at a random angle: scale |q| |k| |beta v| / sqrt(K) over its tokens.
+/// Outputs that happen to cancel below it are judged against it, or a lucky zero of q.k would read as a kernel's error.
+double natural_size(const Inputs& inputs, Index head) {
+  const Case& c = inputs.problem;
+  if (c.recurrence.normalize) return 0.0;
+  double sum = 0;
+  const Index key_head = head / (c.value_heads / c.heads);
+  for (Index b = 0; b < c.batch; ++b) {
+    for (Index t = 0; t < c.tokens; ++t) {
+      double q = 0, k = 0, v = 0;
+      for (Index i = 0; i < c.key_dim; ++i) {
+        q += std::pow(inputs.q.get({b, t, key_head, i}), 2);
+        k += std::pow(inputs.k.get({b, t, key_head, i}), 2);
+      }
+      for (Index j = 0; j < c.value_dim; ++j) v += std::pow(inputs.v.get({b, t, head, j}), 2);
+      if (c.qk_l2norm) {
+        q /= q + 1e-6;
+        k /= k + 1e-6;
+      }
+      double beta = c.with_beta ? inputs.beta.get({b, t, head}) : 1.0;
+      if (c.beta_space != BetaSpace::value && c.with_beta) beta = 1 / (1 + std::exp(-beta));
+      sum += q * k * v * beta * beta;
+    }
+  }
+  const double scale = c.scale ? *c.scale : 1 / std::sqrt(static_cast<double>(c.key_dim));
+  return scale * norm(sum / static_cast<double>(c.key_dim));
+}
+
+/// Error of one head's slice of a [outer, heads, inner] array.
+void expect_heads_match(const Inputs& inputs, const Array& got, const std::vector<double>& truth, Index inner,
+                        const std::function<double(Index)>& least_size, const char* what) {
+  const Case& c = inputs.problem;
+  const Index outer = got.size() / std::max<Index>(1, c.value_heads * inner);
+  for (Index head = 0; head < c.value_heads; ++head) {
+    double difference = 0, size = 0;
+    std::vector<double> slice;
+    for (Index o = 0; o < outer; ++o) {
+      for (Index i = 0; i < inner; ++i) {
+        const auto at = static_cast<std::size_t>((o * c.value_heads + head) * inner + i);
+        difference += std::pow(got.values[at] - truth[at], 2);
+        size += truth[at] * truth[at];
+        slice.push_back(truth[at]);
+      }
+    }
+    const double allowed = bar_for(c, got.dtype, slice) * std::max(norm(size), least_size(head));
+    // Written so that NaN fails.
+    EXPECT_TRUE(norm(difference) <= allowed) << what << " of head " << head << ": error " << norm(difference) << ", allowed "
+                                             << allowed << ", size " << norm(size) << "\n  " << c.describe();
+  }
+}
+
+}  // namespace
+
+Truth oracle(const Inputs& inputs) {
+  const Case& c = inputs.problem;
+  ForwardArgs args;
+  args.recurrence = c.recurrence;
+  args.scale = c.scale;
+  args.qk_l2norm = c.qk_l2norm;
+  args.gate_space = c.gate_space;
+  args.beta_space = c.beta_space;
+  args.q = view(inputs.q);
+  args.k = view(inputs.k);
+  args.v = view(inputs.v);
+  args.log_decay = view(inputs.log_decay);
+  args.beta = view(inputs.beta);
+  args.a_log = view(inputs.a_log);
+  args.dt_bias = view(inputs.dt_bias);
+  args.initial_state = view(inputs.initial_state);
+  args.initial_normalizer = view(inputs.initial_normalizer);
+  if (!c.cu_seqlens.empty()) args.cu_seqlens = tensor(c.cu_seqlens.data(), {static_cast<Index>(c.cu_seqlens.size())});
+
+  Truth truth;
+  truth.out.resize(static_cast<std::size_t>(c.batch * c.tokens * c.value_heads * c.value_dim));
+  truth.final_state.resize(static_cast<std::size_t>(c.sequences() * c.value_heads * c.key_dim * c.value_dim));
+  truth.final_normalizer.resize(static_cast<std::size_t>(c.sequences() * c.value_heads * c.key_dim));
+  args.out = tensor(truth.out.data(), {c.batch, c.tokens, c.value_heads, c.value_dim});
+  args.final_state = tensor(truth.final_state.data(), {c.sequences(), c.value_heads, c.key_dim, c.value_dim});
+  args.final_normalizer = tensor(truth.final_normalizer.data(), {c.sequences(), c.value_heads, c.key_dim});
+  reference::forward(args);
+  return truth;
+}
+
+double relative_error(const std::vector<float>& got, const std::vector<double>& truth) {
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < truth.size(); ++i) {
+    difference += (got[i] - truth[i]) * (got[i] - truth[i]);
+    size += truth[i] * truth[i];
+  }
+  if (difference == 0) return 0;
+  return norm(difference / size);
+}
+
+void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth) {
+  const Case& c = inputs.problem;
+  const auto none = [](Index) { return 0.0; };
+  expect_heads_match(inputs, got.out, truth.out, c.value_dim, [&](Index head) { return natural_size(inputs, head); }, "out");
+  if (got.final_state.present()) {
+    expect_heads_match(inputs, got.final_state, truth.final_state, c.key_dim * c.value_dim, none, "final_state");
+  }
+  if (got.final_normalizer.present()) {
+    expect_heads_match(inputs, got.final_normalizer, truth.final_normalizer, c.key_dim, none, "final_normalizer");
+  }
+}
+
+void expect_near(const std::vector<float>& got, const std::vector<float>& expected, double absolute, double relative,
+                 const std::string& what) {
+  ASSERT_EQ(got.size(), expected.size()) << what;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double allowed = absolute + relative * std::fabs(expected[i]);
+    if (!(std::fabs(static_cast<double>(got[i]) - expected[i]) <= allowed)) {
+      FAIL() << what << "[" << i << "] = " << got[i] << ", expected " << expected[i] << " within " << allowed;
+    }
+  }
+}
+
+}  // namespace delta_attention::test
