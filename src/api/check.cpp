@@ -59,6 +59,15 @@ void require_absent(const char* name, const View& x, const std::string& why) {
   if (x.present()) throw InvalidArgument(name, "none (" + why + ")", shape_text(x));
 }
 
+/// Before anything else: printing a shape trusts its rank.
+void check_ranks(const ForwardArgs& args) {
+  for (const Named& operand : operands(args)) {
+    if (operand.view.rank < 0 || operand.view.rank > kMaxRank) {
+      throw InvalidArgument(operand.name, "a rank from 0 to 4", std::to_string(operand.view.rank));
+    }
+  }
+}
+
 void require_shape(const char* name, const View& x, const std::vector<std::int64_t>& shape, const char* axes) {
   const bool same = x.rank == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), x.shape.begin());
   if (!same) throw InvalidArgument(name, fmt::format("shape {} = [{}]", axes, fmt::join(shape, ",")), shape_text(x));
@@ -97,9 +106,6 @@ void require_distinct_elements(const Named& operand) {
 
 void check_memory(const Named& operand) {
   const View& x = operand.view;
-  if (x.rank < 0 || x.rank > kMaxRank) {
-    throw InvalidArgument(operand.name, "a rank from 0 to 4", std::to_string(x.rank));
-  }
   for (int axis = 0; axis < x.rank; ++axis) {
     if (x.shape[axis] < 0) throw InvalidArgument(operand.name, "extents of 0 or more", shape_text(x));
     if (x.shape[axis] > 1 && x.strides[axis] < 0) {
@@ -114,7 +120,7 @@ void check_memory(const Named& operand) {
     throw InvalidArgument(operand.name, fmt::format("a data pointer aligned to its {} elements", name(x.dtype)),
                           fmt::format("{}", x.data));
   }
-  if (operand.is_output) require_distinct_elements(operand);
+  if (operand.is_output && x.elements() > 0) require_distinct_elements(operand);
 }
 
 void require_unit_stride(const char* name, const View& x, int axis) {
@@ -374,6 +380,7 @@ void check_gate_values(const ForwardArgs& args, const Problem& p) {
 
 Problem check(const ForwardArgs& args) {
   require_known_enums(args);
+  check_ranks(args);
   Problem p = check_shapes(args);
   check_dtypes(args);
   check_devices(args);

@@ -1,0 +1,27 @@
+# No file of the library takes longer than two minutes to compile. Read from the log that Ninja keeps, in which a file that
+# came out of a compiler cache counts as what that took.
+cmake_minimum_required(VERSION 3.25)
+set(limit_ms 120000)
+
+file(SIZE ${library} bytes)
+math(EXPR kilobytes "${bytes} / 1024")
+message(STATUS "${library}: ${kilobytes} KiB")
+if(NOT EXISTS ${build}/.ninja_log)
+  message(STATUS "SKIPPED: not built with Ninja, which logs the time of every file")
+  return()
+endif()
+
+file(STRINGS ${build}/.ninja_log lines REGEX "src/CMakeFiles/delta_attention.*\\.o\t")
+set(longest 0)
+foreach(line IN LISTS lines)
+  string(REGEX MATCH "^([0-9]+)\t([0-9]+)\t[0-9]+\t([^\t]+)" matched "${line}")
+  math(EXPR duration "${CMAKE_MATCH_2} - ${CMAKE_MATCH_1}")
+  if(duration GREATER longest)
+    set(longest ${duration})
+    set(slowest ${CMAKE_MATCH_3})
+  endif()
+endforeach()
+message(STATUS "slowest file: ${slowest}, ${longest} ms")
+if(longest GREATER limit_ms)
+  message(FATAL_ERROR "${slowest} took ${longest} ms to compile; the budget is ${limit_ms} ms")
+endif()

@@ -1,0 +1,17 @@
+# Every public header compiles on its own, without warnings: as C++17, and c_api.h as C99 too.
+cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/common.cmake)
+
+set(warnings -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I${include})
+file(GLOB headers RELATIVE ${include} ${include}/delta_attention/*.h)
+if(NOT "delta_attention/c_api.h" IN_LIST headers)
+  message(FATAL_ERROR "no public headers under ${include}")
+endif()
+foreach(header IN LISTS headers)
+  run("${header} as C++17" ${cxx} -std=c++17 ${warnings} -x c++ -include ${header} /dev/null)
+  message(STATUS "${header} compiles as C++17")
+  if(header MATCHES "/c_api\\.h$")
+    run("${header} as C99" ${c} -std=c99 ${warnings} -x c -include ${header} /dev/null)
+    message(STATUS "${header} compiles as C99")
+  endif()
+endforeach()
