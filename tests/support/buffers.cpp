@@ -1,5 +1,6 @@
 #include "support/buffers.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -113,6 +114,13 @@ GuardedBuffer::GuardedBuffer(Device device, std::size_t bytes, std::size_t offse
 GuardedBuffer::~GuardedBuffer() { device_free(device_, memory_); }
 
 void GuardedBuffer::upload() { device_upload(device_, memory_, image_.data(), image_.size()); }
+
+bool GuardedBuffer::guards_intact() const {
+  const std::vector<unsigned char> all = download_all();
+  const auto intact = [&](unsigned char byte) { return byte == guard_; };
+  const auto begin = all.begin() + static_cast<std::ptrdiff_t>(kGuard + offset_);
+  return std::all_of(all.begin(), begin, intact) && std::all_of(begin + static_cast<std::ptrdiff_t>(bytes_), all.end(), intact);
+}
 
 std::vector<unsigned char> GuardedBuffer::download_all() const {
   std::vector<unsigned char> all(image_.size());

@@ -50,6 +50,8 @@ class GuardedBuffer {
   }
   /// The device holds exactly the image that was uploaded.
   bool unchanged() const { return download_all() == image_; }
+  /// The bytes before and after the middle still hold the guard.
+  bool guards_intact() const;
   unsigned char guard() const { return guard_; }
 
  private:

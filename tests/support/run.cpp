@@ -9,9 +9,6 @@
 namespace delta_attention::test {
 namespace {
 
-void encode(unsigned char* target, float value, DType dtype);
-float decode(const unsigned char* source, DType dtype);
-
 // Bits of 16-bit floats, written out here so that the tests do not lean on the conversions they test. Arrays hold numbers that
 // their dtype can hold, so encoding never rounds.
 std::uint32_t bits_of(float value) {
@@ -179,7 +176,6 @@ Call::Call(const Inputs& inputs, Device device) : Call(inputs, device, CallOptio
 Call::Call(const Inputs& inputs, Device device, const CallOptions& options) : device_(device), options_(options) {
   const Case& c = inputs.problem;
   const Placements& p = options.placements;
-  tokens_ = c.tokens;
   args.recurrence = c.recurrence;
   args.scale = c.scale;
   args.qk_l2norm = c.qk_l2norm;
@@ -281,6 +277,14 @@ bool Call::outputs_untouched() const {
 
 void Call::poison_outputs() {
   for (const Operand& operand : outputs_) operand.stored->poison();
+}
+
+void Call::fill_outputs(float value) {
+  for (const Operand& operand : outputs_) {
+    Array array = operand.stored->get();
+    array.fill(value);
+    operand.stored->put(array);
+  }
 }
 
 }  // namespace delta_attention::test

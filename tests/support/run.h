@@ -75,6 +75,7 @@ class Call {
   /// No output byte has been written.
   bool outputs_untouched() const;
   void poison_outputs();
+  void fill_outputs(float value);
   void put(const Inputs& inputs);
 
  private:
@@ -82,16 +83,13 @@ class Call {
     const char* name;
     std::unique_ptr<Stored> stored;
   };
-  const Stored* find(const char* name) const;
   ConstTensor add_input(const char* name, const Array& array, const Placement& placement);
   Tensor add_output(const char* name, const Array& array, const Placement& placement);
 
   Device device_;
   CallOptions options_;
-  Index tokens_ = 0;
   std::vector<Operand> inputs_, outputs_;
   std::unique_ptr<GuardedBuffer> offsets_;  // cu_seqlens
-  bool in_place_ = false;
 };
 
 /// What the float64 oracle says, every number in float64.
