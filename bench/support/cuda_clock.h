@@ -1,0 +1,74 @@
+#pragma once
+
+// Device time of calls, by CUDA events, and the CUDA side of operands.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "support/inputs.h"
+
+namespace bench {
+
+struct GpuFacts {
+  bool present = false;
+  std::string name, driver, cuda;
+  std::size_t l2_bytes = 0;
+  double bytes_per_second = 0.0;  // of device memory: memory clock x bus width
+};
+const GpuFacts& gpu_facts();
+
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(std::size_t bytes);
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+/// The operands of a case on the GPU.
+class DeviceOperands {
+ public:
+  DeviceOperands(const Case& c, const HostOperands& host);
+
+  ForwardArgs args() const;
+  void poison_outputs();
+  void copy_outputs_to(const HostOperands& host) const;
+
+ private:
+  Case case_;
+  Sizes sizes_;
+  std::vector<std::unique_ptr<DeviceMemory>> memory_;
+};
+
+/// One call with its stream and workspace, timed in either of two ways. Times are seconds of device time, one a call.
+class CudaCall {
+ public:
+  CudaCall(const ForwardArgs& args, const std::string& kernel);
+  ~CudaCall();
+  CudaCall(const CudaCall&) = delete;
+  CudaCall& operator=(const CudaCall&) = delete;
+
+  /// Before each call a write of twice the L2 cache evicts the operands. While the GPU writes, the CPU queues the call,
+  /// so that launch latency does not show.
+  std::vector<double> time_cold(std::int64_t calls);
+
+  /// Replays of the call captured in a CUDA graph. Operands that fit L2 are there from the replay before.
+  std::vector<double> time_graph(std::int64_t calls);
+
+ private:
+  std::vector<double> time(std::int64_t calls, const std::function<void()>& before, const std::function<void()>& call);
+  void launch();
+  void flush_l2();
+
+  ForwardArgs args_;
+  delta_attention::Execution execution_;
+  std::unique_ptr<DeviceMemory> workspace_;
+};
+
+}  // namespace bench

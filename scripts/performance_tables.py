@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""Rewrites the tables of docs/performance.md from bench/results/*/*.json.
+
+A table stands between the lines `<!-- table:NAME begin -->` and `<!-- table:NAME end -->`; NAME is delta_forward or
+suite.
+"""
+
+import json
+import re
+import sys
+
+from measured import RESULTS, ROOT
+
+DOCUMENT = ROOT / "docs" / "performance.md"
+NOTHING = "No results yet.\n"
+
+
+class Row:
+    """One benchmark: its name taken apart, the median of its repetitions and their coefficient of variation."""
+
+    def __init__(self, median, cv):
+        name = median["run_name"].removesuffix("/manual_time")
+        self.operation, self.recurrence, self.kernel, self.dtype, rest = name.split("/", 4)
+        words = rest.split()
+        self.shape = dict(word.split(":", 1) for word in words if ":" in word)
+        self.variant = words[-1] if ":" not in words[-1] else "wall"
+        self.microseconds = median["real_time"]
+        self.cv = cv["real_time"]
+        self.error = median["relative_error"]
+        self.vs_floor = median.get("vs_floor")
+
+    def case(self):
+        parts = " ".join(f"{key}={value}" for key, value in self.shape.items() if key not in ("HV", "V", "gate"))
+        gate = self.shape.get("gate")
+        return (self.recurrence, self.dtype, parts + (f", {gate} gate" if gate else ""))
+
+
+def read_rows(results):
+    aggregates = {}
+    for entry in results["benchmarks"]:
+        if entry.get("run_type") == "aggregate":
+            aggregates.setdefault(entry["run_name"], {})[entry["aggregate_name"]] = entry
+    return [Row(a["median"], a["cv"]) for a in aggregates.values() if "median" in a and "cv" in a]
+
+
+def unique(values):
+    return list(dict.fromkeys(values))
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join([" --- "] * len(header)) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n\n"
+
+
+def number(value):
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def matrix(rows, cell, extra=None):
+    """Cases down, kernels across. `extra` names a last column computed from a case's cells by kernel."""
+    kernels = unique(row.kernel for row in rows)
+    by_case = {}
+    for row in rows:
+        by_case.setdefault(row.case(), {})[row.kernel] = row
+    header = ["recurrence", "dtype", "shape", *kernels]
+    lines = []
+    for case, cells in by_case.items():
+        lines.append([*case, *(cell(cells[kernel]) if kernel in cells else "" for kernel in kernels)])
+        if extra:
+            lines[-1].append(extra[1](cells))
+    return table(header + ([extra[0]] if extra else []), lines)
+
+
+def time_cell(row):
+    floor = f" ({number(row.vs_floor)}x)" if row.vs_floor else ""
+    noisy = f" ±{100 * row.cv:.0f}%" if row.cv > 0.05 else ""
+    return number(row.microseconds) + floor + noisy
+
+
+def error_cell(row):
+    return f"{row.error:.1e}"
+
+
+def chunkwise_gain(cells):
+    if "cpu_sequential" not in cells or "cpu_chunkwise" not in cells:
+        return ""
+    return f"{cells['cpu_sequential'].microseconds / cells['cpu_chunkwise'].microseconds:.1f}x"
+
+
+def machine_heading(context):
+    gpu = context["gpu"]
+    where = context["cpu"]
+    if gpu != "none":
+        where = f"{gpu}, driver {context['driver']}, CUDA {context['cuda']}; {where}"
+    return (f"**{where}, {context['threads']} threads.** Commit `{context['commit']}`, {context['date'][:10]}, "
+            f"seed {context['seed']}.\n\n")
+
+
+def delta_forward_section(results):
+    rows = read_rows(results)
+    text = machine_heading(results["context"])
+    wall = [row for row in rows if row.variant == "wall"]
+    if wall:
+        text += "CPU, wall time in µs:\n\n" + matrix(wall, time_cell, ("chunkwise against sequential", chunkwise_gain))
+    cold = [row for row in rows if row.variant == "cold"]
+    graph = [row for row in rows if row.variant == "graph"]
+    if cold:
+        text += "GPU, cold, µs (times the memory floor):\n\n" + matrix(cold, time_cell)
+    if graph:
+        text += "GPU, graph replay, µs:\n\n" + matrix(graph, time_cell)
+    return text + "Relative error of the output against float64:\n\n" + matrix(wall + cold, error_cell)
+
+
+def delta_forward():
+    files = sorted(RESULTS.glob("*/delta_forward.json"))
+    return "".join(delta_forward_section(json.loads(file.read_text())) for file in files) or NOTHING
+
+
+def sanitizer_cell(result):
+    if not result["ran"]:
+        return "not run: " + result["reason"]
+    return f"{result['errors']} errors, {result['tests']} tests"
+
+
+def suite():
+    rows, tools = [], []
+    suites = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("*/suite.json"))]
+    for result in suites:
+        tools = unique(tools + list(result["sanitizers"]))
+    for result in suites:
+        tests = result["tests"]
+        counts = "{passed} passed, {failed} failed, {skipped} skipped".format(**tests)
+        cells = [sanitizer_cell(result["sanitizers"][tool]) if tool in result["sanitizers"] else "" for tool in tools]
+        rows.append([result["gpu"], result["date"][:10], f"`{result['commit'][:12]}`", counts, *cells])
+    return table(["GPU", "date", "commit", "tests", *tools], rows) if rows else NOTHING
+
+
+def replace(document, name, content):
+    pattern = re.compile(rf"(<!-- table:{name} begin -->\n).*?(<!-- table:{name} end -->)", re.DOTALL)
+    if not pattern.search(document):
+        sys.exit(f"performance_tables: {DOCUMENT} has no markers for the table '{name}'")
+    return pattern.sub(lambda match: f"{match[1]}\n{content.rstrip()}\n\n{match[2]}", document)
+
+
+def main():
+    document = DOCUMENT.read_text()
+    for name, generate in {"delta_forward": delta_forward, "suite": suite}.items():
+        document = replace(document, name, generate())
+    DOCUMENT.write_text(document)
+
+
+if __name__ == "__main__":
+    main()
