@@ -10,6 +10,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
 
 #include "support/case.h"
@@ -50,8 +51,10 @@ Prepared& prepare(const Case& c) {
 Errors require_right(const Errors& errors, const Case& c) {
   const double bar = c.dtype == DType::f32 ? 2e-6 * std::sqrt(static_cast<double>(c.dim)) : 1e-2;
   if (errors.out <= bar && errors.final_state <= bar) return errors;
-  throw std::runtime_error("wrong result: relative error " + std::to_string(errors.out) + ", of the state " +
-                           std::to_string(errors.final_state) + ", allowed " + std::to_string(bar));
+  std::ostringstream text;
+  text << "wrong result: relative error " << errors.out << ", of the state " << errors.final_state << ", allowed "
+       << bar;
+  throw std::runtime_error(text.str());
 }
 
 void set_counters(benchmark::State& state, const Case& c, const Errors& errors) {
