@@ -4,6 +4,8 @@ namespace delta_attention {
 
 // One line a kernel. The CPU kernels first, then the CUDA family in the order of its stages.
 extern const Kernel reference_kernel;
+extern const Kernel cpu_sequential_kernel;
+extern const Kernel cpu_chunkwise_kernel;
 #if defined(DELTA_ATTENTION_WITH_CUDA)
 extern const Kernel step_loop_kernel;
 extern const Kernel chunk_pipeline_kernel;
@@ -12,6 +14,8 @@ extern const Kernel chunk_pipeline_kernel;
 const std::vector<const Kernel*>& kernels() {
   static const std::vector<const Kernel*> list = {
       &reference_kernel,
+      &cpu_sequential_kernel,
+      &cpu_chunkwise_kernel,
 #if defined(DELTA_ATTENTION_WITH_CUDA)
       &step_loop_kernel,
       &chunk_pipeline_kernel,
