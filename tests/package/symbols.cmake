@@ -12,8 +12,9 @@ endif()
 run("nm" ${nm} ${which} ${library})
 string(REGEX MATCHALL "[^\n]+" lines "${output}")
 
-# Mangled, the prefix is _ZN[K]15delta_attention for functions and _ZT{I,S,V}N15delta_attention for type information.
-set(ours "^(delta_attention_c_.*|_ZT[ISV]?N?K?15delta_attention.*|_ZNK?15delta_attention.*)$")
+# Mangled, the prefix is _ZN[K]15delta_attention for functions and _ZT{I,S,V}N15delta_attention for type information; nvcc puts
+# __device_stub__ before the name of a kernel for the function that launches it.
+set(ours "^(delta_attention_c_.*|_ZT[ISV]N15delta_attention.*|_ZNK?15delta_attention.*|_Z[0-9]+__device_stub__ZN15delta_attention.*)$")
 set(found "")
 set(foreign "")
 foreach(line IN LISTS lines)
