@@ -86,7 +86,9 @@ std::string cuda_unavailable_reason() {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess && count > 0) return "";
   cudaGetLastError();
-  return status == cudaSuccess ? "this machine has no CUDA device" : std::string("no CUDA device: ") + cudaGetErrorString(status);
+  if (status == cudaSuccess) return "this machine has no CUDA device";
+  if (status == cudaErrorInsufficientDriver) return "no CUDA device: there is no CUDA driver here, or one too old for this build";
+  return std::string("no CUDA device: ") + cudaGetErrorString(status);
 }
 
 void require_device_pointer(const char* operand, const void* data, Device device) {
