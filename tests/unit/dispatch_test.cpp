@@ -1,0 +1,211 @@
+// Which kernel runs and what the others say. Devices and kernels are invented here, so that no GPU is needed.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "api/dispatch.h"
+#include "support/run.h"
+
+namespace delta_attention {
+namespace {
+
+std::string takes_all(const Problem&, const DeviceProperties&) { return ""; }
+std::string refuses(const Problem&, const DeviceProperties&) { return "K is a prime number"; }
+void no_launch(const Launch&) {}
+
+Kernel fake(const char* name, int priority, bool repeatable = true, DeviceType device = DeviceType::cpu,
+            std::string (*unsupported)(const Problem&, const DeviceProperties&) = takes_all) {
+  return {name, "a fake", device, repeatable, priority, unsupported, no_workspace, no_launch};
+}
+
+DeviceProperties cpu_device() {
+  DeviceProperties device;
+  device.name = "the CPU";
+  return device;
+}
+
+Execution by_name(const char* name) {
+  Execution execution;
+  execution.kernel = name;
+  return execution;
+}
+
+TEST(Dispatch, TakesTheHighestPriorityThatCanRun) {
+  const Kernel slow = fake("slow", 0), fast = fake("fast", 10), broken = fake("broken", 20, true, DeviceType::cpu, refuses);
+  const Choice choice = choose({}, cpu_device(), {}, {&slow, &broken, &fast});
+  ASSERT_NE(choice.kernel, nullptr);
+  EXPECT_STREQ(choice.kernel->name, "fast");
+  ASSERT_EQ(choice.reports.size(), 3u);
+  EXPECT_TRUE(choice.reports[0].supported);
+  EXPECT_FALSE(choice.reports[1].supported);
+  EXPECT_EQ(choice.reports[1].reason, "K is a prime number");
+  EXPECT_NE(choice.reason.find("the CPU"), std::string::npos);
+}
+
+TEST(Dispatch, NegativePriorityRunsOnlyByName) {
+  const Kernel shy = fake("shy", -1);
+  EXPECT_EQ(choose({}, cpu_device(), {}, {&shy}).kernel, nullptr);
+  EXPECT_EQ(choose({}, cpu_device(), by_name("shy"), {&shy}).kernel, &shy);
+}
+
+TEST(Dispatch, NamedKernelWinsOverPriorityButNotOverItsOwnRefusal) {
+  const Kernel slow = fake("slow", 0), fast = fake("fast", 10), broken = fake("broken", 20, true, DeviceType::cpu, refuses);
+  EXPECT_EQ(choose({}, cpu_device(), by_name("slow"), {&slow, &fast}).kernel, &slow);
+  const Choice refused = choose({}, cpu_device(), by_name("broken"), {&slow, &broken});
+  EXPECT_EQ(refused.kernel, nullptr);
+  EXPECT_NE(refused.reason.find("broken"), std::string::npos);
+}
+
+TEST(Dispatch, DeterministicRefusesKernelsThatDoNotRepeat) {
+  const Kernel loose = fake("loose", 10, false), strict = fake("strict", 0);
+  Execution execution;
+  EXPECT_EQ(choose({}, cpu_device(), execution, {&loose, &strict}).kernel, &loose);
+  execution.deterministic = true;
+  const Choice choice = choose({}, cpu_device(), execution, {&loose, &strict});
+  EXPECT_EQ(choice.kernel, &strict);
+  EXPECT_NE(choice.reports[0].reason.find("deterministic"), std::string::npos);
+}
+
+TEST(Dispatch, KernelsOfTheOtherDeviceSaySo) {
+  const Kernel gpu = fake("gpu", 10, true, DeviceType::cuda), host = fake("host", 0);
+  const Choice choice = choose({}, cpu_device(), {}, {&gpu, &host});
+  EXPECT_EQ(choice.kernel, &host);
+  EXPECT_EQ(choice.reports[0].reason, "runs on CUDA tensors");
+}
+
+TEST(Dispatch, UnknownNameListsWhatWouldDo) {
+  try {
+    require_kernel({}, cpu_device(), by_name("no_such_kernel"));
+    FAIL() << "taken";
+  } catch (const Unsupported& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("'no_such_kernel' is not in this build"), std::string::npos) << text;
+    EXPECT_NE(text.find("reference"), std::string::npos) << text;
+  }
+}
+
+TEST(Dispatch, KernelTableIsWellFormed) {
+  std::vector<std::string> names;
+  for (const Kernel* kernel : kernels()) {
+    names.push_back(kernel->name);
+    EXPECT_FALSE(std::string(kernel->summary).empty()) << kernel->name;
+    EXPECT_NE(kernel->unsupported, nullptr);
+    EXPECT_NE(kernel->workspace, nullptr);
+    EXPECT_NE(kernel->launch, nullptr);
+  }
+  EXPECT_EQ(names.front(), "reference");
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end()) << "two kernels of one name";
+}
+
+DeviceProperties gpu(int capability) {
+  DeviceProperties device;
+  device.type = DeviceType::cuda;
+  device.name = "GPU of capability " + std::to_string(capability);
+  device.capability = capability;
+  device.multiprocessors = 100;
+  device.shared_memory = 99 << 10;
+  return device;
+}
+
+Problem gpu_problem() {
+  Problem p;
+  p.batch = p.sequences = 1;
+  p.tokens = 64;
+  p.heads = p.value_heads = 2;
+  p.key_dim = p.value_dim = 64;
+  p.update = Update::delta;
+  p.gate = Gate::scalar;
+  p.device = cuda(0);
+  return p;
+}
+
+TEST(Dispatch, B01_GpuBeforeTheOldestBuiltArchitecture) {
+  bool any = false;
+  for (const Kernel* kernel : kernels()) {
+    if (kernel->device != DeviceType::cuda) continue;
+    any = true;
+    const Choice choice = choose(gpu_problem(), gpu(70), {}, {kernel});
+    EXPECT_EQ(choice.kernel, nullptr) << kernel->name;
+    EXPECT_NE(choice.reports[0].reason.find("7.0"), std::string::npos) << choice.reports[0].reason;
+    EXPECT_NE(choice.reports[0].reason.find("8.0"), std::string::npos) << choice.reports[0].reason;
+  }
+  if (!any) GTEST_SKIP() << "built without CUDA";
+}
+
+TEST(Dispatch, B02_EveryArchitectureHasAKernelOrAReason) {
+  bool any = false;
+  for (const Kernel* kernel : kernels()) any |= kernel->device == DeviceType::cuda;
+  if (!any) GTEST_SKIP() << "built without CUDA";
+  for (int capability : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {
+    EXPECT_NE(choose(gpu_problem(), gpu(capability), {}, kernels()).kernel, nullptr) << capability;
+  }
+  const Choice old = choose(gpu_problem(), gpu(75), {}, kernels());
+  EXPECT_EQ(old.kernel, nullptr);
+  for (const KernelReport& report : old.reports) EXPECT_FALSE(report.reason.empty()) << report.kernel;
+}
+
+// A06: the query names the kernel and says why, for a table of twelve configurations, and forward runs that kernel.
+TEST(DispatchInfo, A06_SaysWhatRunsAndWhy) {
+  struct Row {
+    Recurrence recurrence;
+    DType dtype;
+    const char* kernel;
+    bool deterministic;
+    const char* chosen;  // null: whatever has the highest priority
+  };
+  const Row rows[] = {{kda(), DType::f32, "automatic", false, nullptr},
+                      {kda(), DType::bf16, "automatic", true, nullptr},
+                      {kda(), DType::f16, "", false, nullptr},
+                      {gated_delta_net(), DType::f32, "reference", false, "reference"},
+                      {gated_delta_net(), DType::f16, "reference", true, "reference"},
+                      {delta_net(), DType::f32, "automatic", false, nullptr},
+                      {gla(), DType::bf16, "automatic", false, nullptr},
+                      {retention(), DType::f32, "automatic", false, nullptr},
+                      {linear(), DType::f32, "automatic", false, nullptr},
+                      {normalized_linear(), DType::f32, "automatic", false, nullptr},
+                      {mamba2(), DType::f32, "no_such_kernel", false, ""},
+                      {lightning(), DType::f32, "no_such_kernel", true, ""}};
+  for (const Row& row : rows) {
+    test::Case c;
+    c.recurrence = row.recurrence;
+    c.dtype = row.dtype;
+    c.tokens = 5;
+    test::Call call(test::zero_inputs(c), cpu());
+    Execution execution = by_name(row.kernel);
+    execution.deterministic = row.deterministic;
+    const DispatchInfo info = dispatch_info(call.args, execution);
+    EXPECT_FALSE(info.reason.empty());
+    EXPECT_EQ(info.kernels.size(), kernels().size());
+    for (const KernelReport& report : info.kernels) {
+      EXPECT_EQ(report.supported, report.reason.empty()) << report.kernel << ": " << report.reason;
+      EXPECT_FALSE(report.summary.empty());
+    }
+    if (row.chosen != nullptr) {
+      EXPECT_EQ(info.kernel, row.chosen);
+    } else {
+      EXPECT_FALSE(info.kernel.empty());
+    }
+    if (info.kernel.empty()) {
+      EXPECT_THROW(delta_attention_forward(call.args, execution), Unsupported);
+      EXPECT_TRUE(call.outputs_untouched());
+    } else {
+      EXPECT_NO_THROW(delta_attention_forward(call.args, by_name(info.kernel.c_str())));
+    }
+  }
+}
+
+TEST(DispatchInfo, F64OperandsRunOnTheReferenceOnly) {
+  double q[4] = {}, k[4] = {}, v[4] = {}, out[4] = {};
+  ForwardArgs args;
+  args.q = tensor(q, {1, 2, 1, 2});
+  args.k = tensor(k, {1, 2, 1, 2});
+  args.v = tensor(v, {1, 2, 1, 2});
+  args.out = tensor(out, {1, 2, 1, 2});
+  EXPECT_EQ(dispatch_info(args).kernel, "reference");
+  EXPECT_NO_THROW(delta_attention_forward(args));
+}
+
+}  // namespace
+}  // namespace delta_attention
