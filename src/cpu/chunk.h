@@ -72,15 +72,4 @@ using ChunkRoutine = void (*)(const Chunk& chunk);
 /// row[i] <- e^row[i]; `size` is a multiple of kAlignment and `row` starts on a cache line.
 using RowRoutine = void (*)(float* row, Index size);
 
-/// The hot routines of one instruction set.
-struct ChunkRoutines {
-  const char* instruction_set;
-  ChunkRoutine sequential;
-  ChunkRoutine chunkwise;
-  RowRoutine exponentiate_row;
-};
-
-/// The best that this processor runs.
-const ChunkRoutines& chunk_routines();
-
 }  // namespace delta_attention::cpu_kernels

@@ -72,7 +72,8 @@ float sum_of_squares(const float* x, Index padded_size) {
 
 }  // namespace
 
-HeadBuffers::HeadBuffers(const Problem& problem, Index columns) : problem_(problem), routines_(chunk_routines()) {
+HeadBuffers::HeadBuffers(const Problem& problem, const ChunkRoutines& routines, Index columns)
+    : problem_(problem), routines_(routines) {
   Chunk& c = chunk_;
   c.key_dim = problem.key_dim;
   c.columns = round_up(columns, kAlignment);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/chunk.h"
+#include "cpu/instruction_set.h"
 #include "problem/problem.h"
 
 namespace delta_attention::cpu_kernels {
@@ -21,8 +22,8 @@ struct HeadSlice {
 
 class HeadBuffers {
  public:
-  /// Room for slices of up to `columns` columns.
-  HeadBuffers(const Problem& problem, Index columns);
+  /// Room for slices of up to `columns` columns. The routines are what decays are computed with.
+  HeadBuffers(const Problem& problem, const ChunkRoutines& routines, Index columns);
 
   /// Initial state and normaliser. `normalizers` is [N,HV,K] in f32, or null for zeros.
   void load_state(const HeadSlice& slice, const float* normalizers);

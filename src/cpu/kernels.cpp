@@ -5,13 +5,17 @@
 // when there are fewer heads than threads; what belongs to K is then computed once per cut. No task reads what another
 // writes, so neither their number nor their order shows in the result.
 
+#if defined(DELTA_ATTENTION_CPU_X86)
+#include <xmmintrin.h>
+#endif
+
 #include <algorithm>
 #include <new>
 #include <vector>
 
 #include "api/kernel.h"
-#include "cpu/chunk.h"
 #include "cpu/head_buffers.h"
+#include "cpu/instruction_set.h"
 #include "cpu/parallel.h"
 #include "delta_attention/error.h"
 
@@ -19,6 +23,7 @@ namespace delta_attention {
 namespace {
 
 using cpu_kernels::ChunkRoutine;
+using cpu_kernels::ChunkRoutines;
 using cpu_kernels::HeadBuffers;
 using cpu_kernels::HeadSlice;
 using cpu_kernels::Index;
@@ -61,6 +66,26 @@ Plan plan_slices(const Problem& p, int threads) {
   return plan;
 }
 
+#if defined(DELTA_ATTENTION_CPU_X86)
+/// While one lives, this thread rounds results below the smallest normal f32 (1.2e-38) to zero, and reads such numbers as
+/// zero. Strong decays pass through that range on their way to zero, and x86 takes a hundred cycles for each such operation.
+class FlushSubnormals {
+ public:
+  FlushSubnormals() : previous_(_mm_getcsr()) { _mm_setcsr(previous_ | kFlushToZero | kSubnormalsAreZero); }
+  ~FlushSubnormals() { _mm_setcsr(previous_); }
+  FlushSubnormals(const FlushSubnormals&) = delete;
+  FlushSubnormals& operator=(const FlushSubnormals&) = delete;
+
+ private:
+  static constexpr unsigned kFlushToZero = 0x8000, kSubnormalsAreZero = 0x0040;
+  unsigned previous_;
+};
+#else
+struct FlushSubnormals {
+  FlushSubnormals() {}
+};
+#endif
+
 /// The initial normalisers in f32. Every slice of a head reads them, and one of them writes the final ones, perhaps in place.
 std::vector<float> load_normalizers(const Problem& p) {
   std::vector<float> all;
@@ -96,15 +121,17 @@ void run_slice(const Problem& p, const HeadSlice& slice, ChunkRoutine routine, c
   buffers.store_state(slice);
 }
 
-void run(const Problem& p, const Plan& plan, ChunkRoutine routine) {
+void run(const Problem& p, const Plan& plan, ChunkRoutine ChunkRoutines::*which) {
   try {
+    const ChunkRoutines routines = cpu_kernels::chunk_routines().front();
     const std::vector<float> normalizers = load_normalizers(p);
     const float* initial = normalizers.empty() ? nullptr : normalizers.data();
     std::vector<HeadBuffers> buffers;  // all of them before any work: a call that is refused memory has written nothing
-    for (int i = 0; i < plan.threads; ++i) buffers.emplace_back(p, plan.columns);
+    for (int i = 0; i < plan.threads; ++i) buffers.emplace_back(p, routines, plan.columns);
     cpu_kernels::run_tasks(plan.tasks, plan.threads, [&](int worker, TaskQueue& queue) {
+      const FlushSubnormals flush;
       for (Index task = 0; queue.take(task);) {
-        run_slice(p, slice_of(p, plan, task), routine, initial, buffers[static_cast<std::size_t>(worker)]);
+        run_slice(p, slice_of(p, plan, task), routines.*which, initial, buffers[static_cast<std::size_t>(worker)]);
       }
     });
   } catch (const std::bad_alloc&) {
@@ -124,7 +151,7 @@ const Kernel cpu_sequential_kernel = {
     [](const Problem& problem, const DeviceProperties&) { return needs_f32(problem); },
     no_workspace,
     [](const Launch& launch) {
-      run(launch.problem, plan_whole_heads(launch.problem, launch.threads), cpu_kernels::chunk_routines().sequential);
+      run(launch.problem, plan_whole_heads(launch.problem, launch.threads), &ChunkRoutines::sequential);
     },
 };
 
@@ -138,7 +165,7 @@ const Kernel cpu_chunkwise_kernel = {
     [](const Problem& problem, const DeviceProperties&) { return needs_f32(problem); },
     no_workspace,
     [](const Launch& launch) {
-      run(launch.problem, plan_slices(launch.problem, launch.threads), cpu_kernels::chunk_routines().chunkwise);
+      run(launch.problem, plan_slices(launch.problem, launch.threads), &ChunkRoutines::chunkwise);
     },
 };
 
