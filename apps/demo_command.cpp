@@ -110,7 +110,7 @@ Case make_case(const SafetensorsFile& file, const Reading& reading, const char* 
   // The delta rule is bounded for keys of unit length, and takes beta; GLA has neither.
   args.qk_l2norm = args.recurrence.update == Update::delta;
   if (args.recurrence.update == Update::delta) args.beta = require(file, "beta" + reading.suffix);
-  result.title = fmt::format("{} heads of {}", args.q.shape[2], args.q.shape[3]);
+  result.title = fmt::format("{} head{} of {}", args.q.shape[2], args.q.shape[2] == 1 ? "" : "s", args.q.shape[3]);
   return result;
 }
 
@@ -151,6 +151,7 @@ std::vector<std::string> able_kernels(const ForwardArgs& args, Device device) {
 }
 
 Result run_case(const Case& problem, const std::vector<Device>& devices) {
+  able_kernels(problem.args, cpu());  // names what is wrong with the file's shapes before they are cut into blocks
   Result result{problem, compute_exact(problem.args), {}};
   for (Device device : devices) {
     for (const std::string& kernel : able_kernels(problem.args, device)) {
@@ -194,7 +195,9 @@ void print_introduction(const SafetensorsFile& file, const std::vector<Case>& ca
   const std::string model = metadata(file, "model"), text = metadata(file, "text");
   if (!model.empty()) fmt::print("  q, k and v of an attention layer of {}\n", model);
   if (!text.empty()) fmt::print("  reading {}\n", text);
-  fmt::print("  beta and decays made from the same numbers; for the delta rule q and k are scaled to unit length\n");
+  if (!metadata(file, "rule").empty())
+    fmt::print("  beta and decays made from these by the rule in the file's metadata\n");
+  fmt::print("  for the delta rule q and k are scaled to unit length\n");
   fmt::print("\nMachine\n");
   std::string unused;
   const std::vector<GpuFacts> gpus = list_gpus(unused);
@@ -219,6 +222,10 @@ double tokens_per_second(const Result& result, const Measurement& measurement) {
 }
 
 void print_result(const Result& result) {
+  if (result.measurements.empty()) {
+    fmt::print("  {:<16} no kernel can run this here\n", result.problem.preset.name);
+    return;
+  }
   const double base_ms = baseline(result.measurements).median_ms;
   const char* recurrence = result.problem.preset.name;
   for (const Measurement& each : result.measurements) {
@@ -297,7 +304,12 @@ void demo(const DemoOptions& options) {
   std::string why_no_gpu;
   const std::vector<Device> devices = devices_of(options.device, why_no_gpu);
   print_introduction(file, cases, devices, why_no_gpu);
-  const std::vector<Result> results = run_cases(cases, devices);
+  std::vector<Result> results;
+  try {
+    results = run_cases(cases, devices);
+  } catch (const InvalidArgument& error) {
+    throw BadInput(file.path() + ": " + error.what());
+  }
   print_results(results);
   if (!options.json.empty()) write_json(options.json, file, results);
 }

@@ -256,6 +256,12 @@ test_demo() {
   done
   true_that test "$(grep -c '"error": null' "$folder/demo.json")" -eq 0
   run 2 demo --device tpu
+  small_demo "$folder/small"
+  run 0 demo --data "$folder/small" --device cpu
+  says "1 head of 2, 64 tokens"
+  sed 's/1,64,1,2/1,32,2,2/' "$folder/small" >"$folder/wrong"
+  run 2 demo --data "$folder/wrong"
+  complains "$folder/wrong: v: expected V >= 1 and HV a multiple of H = 2, got [1,64,1,2]"
 }
 
 test_"$group"
