@@ -53,17 +53,6 @@ void encode(unsigned char* target, float value, DType dtype) {
   std::memcpy(target, &bits, 2);
 }
 
-float decode(const unsigned char* source, DType dtype) {
-  if (dtype == DType::f32) {
-    float value;
-    std::memcpy(&value, source, 4);
-    return value;
-  }
-  std::uint16_t bits;
-  std::memcpy(&bits, source, 2);
-  return dtype == DType::f16 ? float_of_half(bits) : float_of(static_cast<std::uint32_t>(bits) << 16);
-}
-
 Extents strides_for(const std::vector<Index>& shape, const Placement& placement, Index* elements) {
   Extents strides{};
   Index step = 1;
@@ -76,9 +65,18 @@ Extents strides_for(const std::vector<Index>& shape, const Placement& placement,
   return strides;
 }
 
-Array poison_like(DType dtype, std::vector<Index> shape) { return Array(dtype, std::move(shape)); }
-
 }  // namespace
+
+float decode(const unsigned char* source, DType dtype) {
+  if (dtype == DType::f32) {
+    float value;
+    std::memcpy(&value, source, 4);
+    return value;
+  }
+  std::uint16_t bits;
+  std::memcpy(&bits, source, 2);
+  return dtype == DType::f16 ? float_of_half(bits) : float_of(static_cast<std::uint32_t>(bits) << 16);
+}
 
 Placements placements_of(const Case& c) {
   Placements p;
@@ -190,20 +188,20 @@ Call::Call(const Inputs& inputs, Device device, const CallOptions& options) : de
   args.dt_bias = add_input("dt_bias", inputs.dt_bias, {});
   args.initial_normalizer = add_input("initial_normalizer", inputs.initial_normalizer, p.initial_normalizer);
 
-  args.out = add_output("out", poison_like(c.dtype, {c.batch, c.tokens, c.value_heads, c.value_dim}), p.out);
+  args.out = add_output("out", Array(c.dtype, {c.batch, c.tokens, c.value_heads, c.value_dim}), p.out);
   const std::vector<Index> state_shape = {c.sequences(), c.value_heads, c.key_dim, c.value_dim};
   if (options.in_place) {
-    args.final_state = add_output("final_state", poison_like(c.state_dtype, state_shape), p.final_state);
+    args.final_state = add_output("final_state", Array(c.state_dtype, state_shape), p.final_state);
     args.initial_state = args.final_state;
   } else {
     args.initial_state = add_input("initial_state", inputs.initial_state, p.initial_state);
     if (c.with_final_state) {
-      args.final_state = add_output("final_state", poison_like(c.state_dtype, state_shape), p.final_state);
+      args.final_state = add_output("final_state", Array(c.state_dtype, state_shape), p.final_state);
     }
   }
   if (c.recurrence.normalize && c.with_final_state) {
     args.final_normalizer = add_output(
-        "final_normalizer", poison_like(c.state_dtype, {c.sequences(), c.value_heads, c.key_dim}), p.final_normalizer);
+        "final_normalizer", Array(c.state_dtype, {c.sequences(), c.value_heads, c.key_dim}), p.final_normalizer);
   }
   if (!c.cu_seqlens.empty()) {
     const std::size_t bytes = c.cu_seqlens.size() * size_of(c.cu_dtype);

@@ -92,6 +92,9 @@ class Call {
   std::unique_ptr<GuardedBuffer> offsets_;  // cu_seqlens
 };
 
+/// A number of a floating storage type from its bytes.
+float decode(const unsigned char* source, DType dtype);
+
 /// What the float64 oracle says, every number in float64.
 struct Truth {
   std::vector<double> out, final_state, final_normalizer;
