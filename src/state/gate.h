@@ -56,11 +56,14 @@ struct DecayReader {
   DELTA_ATTENTION_HOST_DEVICE DecayReader(const Problem& p, std::int64_t head)
       : problem(p), value_head(head), exp_a_log(p.a_log.present ? expf(p.a_log.load(p.a_log.offset(head))) : 1.0f) {}
 
-  /// The decay of `channel` (0 for scalar gates) at one token.
-  DELTA_ATTENTION_HOST_DEVICE float load(std::int64_t batch, std::int64_t token, std::int64_t channel) const {
+  /// The decay of `channel` (0 for scalar gates) from its element x of log_decay.
+  DELTA_ATTENTION_HOST_DEVICE float activate(float x, std::int64_t channel) const {
     const float bias = problem.dt_bias.present ? problem.dt_bias.load(problem.dt_bias.offset(value_head, channel)) : 0.0f;
-    const float x = problem.log_decay.load(problem.log_decay.offset(batch, token, value_head, channel));
     return decay_factor(x, problem.gate_space, exp_a_log, bias, problem.gate_lower_bound);
+  }
+
+  DELTA_ATTENTION_HOST_DEVICE float load(std::int64_t batch, std::int64_t token, std::int64_t channel) const {
+    return activate(problem.log_decay.load(problem.log_decay.offset(batch, token, value_head, channel)), channel);
   }
 };
 

@@ -1,0 +1,689 @@
+// v1_chunk_pipeline: one launch, a chain of blocks a sequence, the state handed from block to block.
+//
+// Algorithm. A block owns a run of tokens of one (sequence, value head) and a slice of 16 or 32 value columns. Columns of the
+// state never mix, so slices are independent chains; along a chain, run r needs the state that run r-1 leaves. Inside a run,
+// tokens go in micro-chunks of 8: what does not depend on the state is prepared first (cuda/device/micro_chunk.cuh), then the
+// state steps over 8 tokens at once instead of one, with the same result up to rounding (docs/math.md).
+//
+// Data flow, in stages that are functions of their own:
+//     load_run        q, k, v, beta and gates of the run: global memory -> shared memory, as f32, normalised and activated
+//     prepare         micro-chunk factors W, U, Q, A, R in place, one warp a micro-chunk
+//     ---- wait until the run before has raised the chain's counter ----
+//     load_state      state: global memory -> registers
+//     for each micro-chunk: predict + correct (u = U - S^T W), read_out (o = S^T Q + A u), advance (S = Diag(b) S + R u^T)
+//     ---- store the state, raise the chain's counter ----
+//     store_outputs   o: shared memory -> global memory
+// All of load_run and prepare overlaps the wait, and store_outputs overlaps the successor's work.
+//
+// Order. A small kernel (plan_runs) first lists the runs so that every run stands after its predecessor, and blocks take
+// entries by ticket, not by blockIdx: whoever waits, waits for a block that is already running. No deadlock whatever the
+// hardware's order, and any number of blocks. cu_seqlens is read on the device: no host synchronisation, graphs replay with new
+// lengths.
+//
+// Roles. 8 warps. While preparing, a warp takes every eighth micro-chunk and a lane K/32 channels. While stepping, 16 (slices of
+// 16 columns) or 8 lanes (slices of 32) share a column, each holding its part of the K rows of the state in registers, so a
+// product S^T x is a sum in registers and 4 or 3 shuffle steps.
+//
+// Budget. Shared memory a token: 3 rows of K floats, one of the slice's columns, and small change: a run is the largest of 128,
+// 64, 32, 16 tokens that lets two blocks share an SM (one for K > 128): 64 tokens for K = 128, 128 for K <= 64. At most 128
+// registers a thread, of which the state takes K/16 or K/8.
+//
+// Wins against step_loop by its launches and by keeping the state on chip for a whole run. Loses where chains are few and
+// long: blocks of one chain work one after another, so B * HV * V/16 chains must fill the GPU. Measured ratios:
+// docs/performance.md.
+//
+// Source: stages and hand-off after the article's chunk pipeline; the algebra is the WY form of DeltaNet (arXiv:2406.06484) and
+// of KDA (arXiv:2510.26692) on micro-chunks.
+
+#include <algorithm>
+#include <cstdint>
+#include <cub/block/block_scan.cuh>
+
+#include "api/architectures.h"
+#include "api/kernel.h"
+#include "cuda/device/load_channels.cuh"
+#include "cuda/device/micro_chunk.cuh"
+#include "cuda/device/runtime.h"
+#include "cuda/device/signal.cuh"
+#include "cuda/device/warp.cuh"
+#include "state/gate.h"
+#include "state/state_update.h"
+
+namespace delta_attention {
+
+extern const Kernel chunk_pipeline_kernel;
+
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kLongestRun = 128;
+
+/// What is fixed at compile time. A recurrence without a gate runs as a scalar gate of 1, which costs one multiplication a state
+/// element and micro-chunk and saves a third of the compiled kernels.
+template <Update kUpdateValue, Gate kGateValue, class SumType, int kKeyTileValue, int kSliceValue>
+struct Policy {
+  static constexpr Update kUpdate = kUpdateValue;
+  static constexpr Gate kGate = kGateValue;
+  using Sum = SumType;
+  static constexpr int kKeyTile = kKeyTileValue;
+  static constexpr int kSlice = kSliceValue;                    // value columns
+  static constexpr int kColumnStride = kSlice + 4;              // keeps the tokens of a column on different banks
+  static constexpr int kColumnLanes = kSlice / kWarps;          // columns that a warp handles side by side
+  static constexpr int kRowLanes = kWarpSize / kColumnLanes;    // lanes that share a column
+  static constexpr int kRows = kKeyTile / kRowLanes;            // rows that a lane holds
+  static constexpr int kLanesPerToken = kRowLanes / kMicroChunk;
+  static constexpr int kBlocksPerMultiprocessor = kKeyTile <= 128 ? 2 : 1;
+  static_assert(kSlice <= kWarpSize && kRows % 4 == 0 && kLanesPerToken >= 1, "lanes read four rows at once");
+  using Tile = StateTile<Sum, kRows, 1>;
+};
+
+/// One entry of the work list: a run of a sequence, and the place where its chain's state is handed on.
+struct Run {
+  int sequence;
+  int index;    // first token = index * run_tokens
+  int handoff;  // number of the sequence among those of more than one run
+};
+
+/// Sizes of a launch, decided on the host from shapes alone.
+struct Plan {
+  int key_tile = 0;
+  int slice = 0;
+  int run_tokens = 0;
+  std::int64_t most_runs = 0;      // runs over all sequences, at most
+  std::int64_t most_handoffs = 0;  // sequences of more than one run, at most
+  std::int64_t slices = 0;
+
+  std::int64_t chains_per_sequence(const Problem& p) const { return p.value_heads * slices; }
+  /// Floats that pass between runs: a state slice and the normaliser.
+  std::int64_t handoff_floats() const { return static_cast<std::int64_t>(key_tile) * slice + key_tile; }
+};
+
+/// Where things lie in the workspace.
+struct WorkspaceLayout {
+  std::size_t control, progress, runs, states, bytes;
+
+  WorkspaceLayout(const Problem& p, const Plan& plan) {
+    const auto chains = static_cast<std::size_t>(plan.most_handoffs * plan.chains_per_sequence(p));
+    std::size_t end = 0;
+    const auto reserve = [&end](std::size_t size) {
+      const std::size_t at = end;
+      end = (end + size + 255) / 256 * 256;
+      return at;
+    };
+    control = reserve(2 * sizeof(int));
+    progress = reserve(chains * sizeof(int));
+    runs = reserve(static_cast<std::size_t>(plan.most_runs) * sizeof(Run));
+    states = reserve(chains * static_cast<std::size_t>(plan.handoff_floats()) * sizeof(float));
+    bytes = end;
+  }
+};
+
+struct Params {
+  Problem problem;
+  int run_tokens;
+  int slices;
+  bool q_in_pieces, k_in_pieces, decay_in_pieces;
+  std::int64_t chains;        // counters in `progress`
+  std::int64_t most_runs;     // entries in `runs`
+  std::int64_t most_handoffs;
+  std::int64_t longest_sequence_runs;
+  int* ticket;
+  int* run_count;
+  int* progress;
+  Run* runs;
+  float* states;
+  std::int64_t handoff_floats;
+};
+
+// ---------------------------------------------------------------------------------------------------------- work list
+
+constexpr int kPlanThreads = 1024;
+
+/// Walks over the sequences and calls visit(sequence, runs, handoff). Sequences beyond the workspace's capacity have no runs: only
+/// cu_seqlens that decrease somewhere can ask for more than the sizes computed from shapes, and must not become wild writes.
+template <class Visit>
+__device__ void for_each_sequence(const Params& params, Visit visit) {
+  int handoff = 0;
+  for (std::int64_t n = 0; n < params.problem.sequences; ++n) {
+    std::int64_t runs = ceil_div(params.problem.sequence(n).length, params.run_tokens);
+    if (runs == 0) runs = 1;  // a sequence of no tokens still passes its state through
+    if (runs > 1 && handoff >= params.most_handoffs) runs = 0;
+    visit(n, runs, handoff);
+    handoff += runs > 1;
+  }
+}
+
+/// Lists all first runs, then all second runs, and so on, so that chains advance side by side. One block; a thread takes every
+/// kPlanThreads-th run index.
+__global__ void __launch_bounds__(kPlanThreads) plan_runs(const __grid_constant__ Params params) {
+  using Scan = cub::BlockScan<int, kPlanThreads>;
+  __shared__ typename Scan::TempStorage scan_memory;
+  for (std::int64_t i = threadIdx.x; i < params.chains; i += kPlanThreads) params.progress[i] = 0;
+
+  std::int64_t listed = 0;
+  for (std::int64_t base = 0; base < params.longest_sequence_runs; base += kPlanThreads) {
+    const std::int64_t index = base + threadIdx.x;
+    int count = 0, before = 0, total = 0;
+    for_each_sequence(params, [&](std::int64_t, std::int64_t runs, int) { count += runs > index; });
+    Scan(scan_memory).ExclusiveSum(count, before, total);
+    std::int64_t at = listed + before;
+    if (count > 0) {
+      for_each_sequence(params, [&](std::int64_t n, std::int64_t runs, int handoff) {
+        if (runs <= index) return;
+        if (at < params.most_runs) params.runs[at] = {static_cast<int>(n), static_cast<int>(index), handoff};
+        ++at;
+      });
+    }
+    listed += total;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) {
+    *params.ticket = 0;
+    *params.run_count = static_cast<int>(listed < params.most_runs ? listed : params.most_runs);
+  }
+}
+
+// -------------------------------------------------------------------------------------------------------------- stages
+
+/// The block's part of the problem.
+struct Block {
+  std::int64_t sequence;
+  std::int64_t batch;
+  std::int64_t first_token;  // of the run, in its batch row
+  int tokens;                // in this run
+  std::int64_t value_head;
+  std::int64_t first_column;
+  int columns;  // of this slice inside V
+  bool first_run, last_run;
+};
+
+template <class P>
+struct SharedRun {
+  float *w, *q, *k, *u, *a_matrix, *decay_end, *beta, *decay, *denominator, *scratch;
+
+  static constexpr int decay_end_width() { return P::kGate == Gate::channel ? P::kKeyTile : 1; }
+
+  static std::size_t bytes(int run_tokens) {
+    const int micro_chunks = run_tokens / kMicroChunk;
+    const int floats = run_tokens * (3 * P::kKeyTile + P::kColumnStride + kMicroChunk + 3) +
+                       micro_chunks * decay_end_width() + kWarps * kMicroChunk;
+    return static_cast<std::size_t>(floats) * sizeof(float);
+  }
+
+  __device__ SharedRun(float* memory, int run_tokens) {
+    const auto take = [&memory](int floats) {
+      float* at = memory;
+      memory += floats;
+      return at;
+    };
+    w = take(run_tokens * P::kKeyTile);
+    q = take(run_tokens * P::kKeyTile);
+    k = take(run_tokens * P::kKeyTile);
+    u = take(run_tokens * P::kColumnStride);
+    a_matrix = take(run_tokens * kMicroChunk);
+    beta = take(run_tokens);
+    decay = take(run_tokens);
+    denominator = take(run_tokens);
+    scratch = take(kWarps * kMicroChunk);
+    decay_end = take(run_tokens / kMicroChunk * decay_end_width());
+  }
+
+  __device__ MicroChunkView micro_chunk(int index, int warp) const {
+    const int token = index * kMicroChunk;
+    return {w + token * P::kKeyTile,
+            q + token * P::kKeyTile,
+            k + token * P::kKeyTile,
+            u + token * P::kColumnStride,
+            a_matrix + token * kMicroChunk,
+            decay_end + index * decay_end_width(),
+            scratch + warp * kMicroChunk,
+            beta + token,
+            decay + token};
+  }
+};
+
+/// The gates of the run, in place of what load_run put there: decays a, 1 for tokens and channels that do not exist.
+template <int kPerLane>
+__device__ __forceinline__ void activate_decays(const Problem& p, const Block& block, int padded_tokens, float* rows) {
+  const DecayReader decays(p, block.value_head);
+  const bool plain = p.gate_space == GateSpace::log;  // the common case, kept free of branches
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll 2
+  for (int t = threadIdx.x / kWarpSize; t < padded_tokens; t += kWarps) {
+    float* row = rows + t * kPerLane * kWarpSize + lane;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      const int channel = e * kWarpSize + lane;
+      float a = plain ? expf(row[e * kWarpSize]) : 1.0f;
+      if (!plain && channel < p.key_dim) a = decays.activate(row[e * kWarpSize], channel);
+      row[e * kWarpSize] = t < block.tokens && channel < p.key_dim ? a : 1.0f;
+    }
+  }
+}
+
+/// beta and scalar decays, a token a thread.
+__device__ __forceinline__ void load_token_scalars(const Problem& p, const Block& block, int padded_tokens, float* beta,
+                                                float* decay) {
+  const DecayReader decays(p, block.value_head);
+  for (int t = threadIdx.x; t < padded_tokens; t += kThreads) {
+    const bool inside = t < block.tokens;
+    const std::int64_t token = block.first_token + t;
+    beta[t] = inside ? load_beta(p, block.batch, token, block.value_head) : 0.0f;
+    decay[t] = inside && p.gate == Gate::scalar ? decays.load(block.batch, token, 0) : 1.0f;
+  }
+}
+
+__device__ __forceinline__ RowsView rows_of(const InputOperand& operand, const Block& block, std::int64_t head, bool in_pieces,
+                                            std::int64_t size) {
+  return {operand.data, operand.dtype, in_pieces, operand.offset(block.batch, block.first_token, head), operand.strides[1],
+          block.tokens, static_cast<int>(size)};
+}
+
+/// The slice's columns of v, a column a lane.
+template <int kColumns, int kColumnStride>
+__device__ __forceinline__ void load_values(const Problem& p, const Block& block, int padded_tokens, float* u) {
+  constexpr int kTokensAtOnce = kThreads / kColumns;
+  const int column = threadIdx.x % kColumns;
+  const std::int64_t start = p.v.offset(block.batch, block.first_token, block.value_head) + block.first_column + column;
+#pragma unroll 4
+  for (int t = threadIdx.x / kColumns; t < padded_tokens; t += kTokensAtOnce) {
+    const bool wanted = t < block.tokens && column < block.columns;
+    u[t * kColumnStride + column] = wanted ? p.v.load(start + t * p.v.strides[1]) : 0.0f;
+  }
+}
+
+/// Stage A. Everything the run reads. Tokens past the end become neutral: k = 0, beta = 0, a = 1.
+template <class P>
+__device__ void load_run(const Params& params, const Block& block, int padded_tokens, const SharedRun<P>& shared) {
+  constexpr int kPerLane = P::kKeyTile / kWarpSize;
+  const Problem& p = params.problem;
+  // One loop, not two or three calls: the code for every dtype and alignment then exists once.
+#pragma unroll 1
+  for (int which = 0; which < (P::kGate == Gate::channel ? 3 : 2); ++which) {
+    const std::int64_t key_head = p.key_head(block.value_head);
+    const RowsView rows = which == 0   ? rows_of(p.q, block, key_head, params.q_in_pieces, p.key_dim)
+                          : which == 1 ? rows_of(p.k, block, key_head, params.k_in_pieces, p.key_dim)
+                                       : rows_of(p.log_decay, block, block.value_head, params.decay_in_pieces, p.key_dim);
+    load_rows<kPerLane>(rows, padded_tokens, which == 0 ? shared.q : which == 1 ? shared.k : shared.w);
+  }
+  load_values<P::kSlice, P::kColumnStride>(p, block, padded_tokens, shared.u);
+  load_token_scalars(p, block, padded_tokens, shared.beta, shared.decay);
+  __syncthreads();
+  if (p.qk_l2norm) {
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) l2normalize_rows<kPerLane>(padded_tokens, which == 0 ? shared.q : shared.k);
+  }
+  if (P::kGate == Gate::channel) activate_decays<kPerLane>(p, block, padded_tokens, shared.w);
+  __syncthreads();
+}
+
+/// The lane's place in the stepping layout: some rows of one column; and the token whose sums it receives.
+template <class P>
+struct LaneRole {
+  int lane, row_lane, column;
+
+  // Lanes of neighbouring columns are neighbours: they read the same rows, and a 16-byte shared-memory read serves equal
+  // addresses of neighbouring lanes at once.
+  __device__ LaneRole() {
+    lane = threadIdx.x % kWarpSize;
+    row_lane = lane / P::kColumnLanes;
+    column = threadIdx.x / kWarpSize * P::kColumnLanes + lane % P::kColumnLanes;
+  }
+  /// Four neighbouring rows a lane, then the next group: 16-byte reads of neighbouring lanes touch neighbouring banks.
+  __device__ int row(int r) const { return r / 4 * (4 * P::kRowLanes) + row_lane * 4 + r % 4; }
+  __device__ int token() const { return row_lane / P::kLanesPerToken; }
+  __device__ bool leads_token() const { return row_lane % P::kLanesPerToken == 0; }
+  /// The lane that leads token j of the same column.
+  __device__ int leader(int j) const { return j * P::kLanesPerToken * P::kColumnLanes + lane % P::kColumnLanes; }
+};
+
+/// The chain's slot in the hand-off memory: element `index` of thread `threadIdx.x`, neighbours in neighbouring threads.
+__device__ __forceinline__ float* handoff_element(float* slot, int index) { return slot + index * kThreads + threadIdx.x; }
+
+template <class P>
+__device__ void load_state(const Problem& p, const Block& block, const LaneRole<P>& role, float* handoff,
+                           typename P::Tile& state) {
+#pragma unroll
+  for (int r = 0; r < P::kRows; ++r) {
+    float value = 0.0f;
+    if (!block.first_run) {
+      value = __ldcg(handoff_element(handoff, r));
+    } else if (p.initial_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
+      value = p.initial_state.load(p.initial_state.offset(block.sequence, block.value_head, role.row(r),
+                                                          block.first_column + role.column));
+    }
+    state.cell[r][0].set(value);
+  }
+}
+
+template <class P>
+__device__ void store_state(const Problem& p, const Block& block, const LaneRole<P>& role, float* handoff,
+                            const typename P::Tile& state) {
+#pragma unroll
+  for (int r = 0; r < P::kRows; ++r) {
+    const float value = state.cell[r][0].value();
+    if (!block.last_run) {
+      __stcg(handoff_element(handoff, r), value);
+    } else if (p.final_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
+      p.final_state.store(p.final_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column),
+                          value);
+    }
+  }
+}
+
+/// S^T x_i of this lane's column, for the lane's token i; x are the micro-chunk's 8 vectors.
+template <class P>
+__device__ __forceinline__ float multiply_state(const typename P::Tile& state, const LaneRole<P>& role, const float* vectors) {
+  float partial[kMicroChunk][1] = {};
+#pragma unroll
+  for (int r = 0; r < P::kRows; r += 4) {
+#pragma unroll
+    for (int i = 0; i < kMicroChunk; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(vectors + i * P::kKeyTile + role.row(r));
+      accumulate_product(state, r, x.x, partial[i]);
+      accumulate_product(state, r + 1, x.y, partial[i]);
+      accumulate_product(state, r + 2, x.z, partial[i]);
+      accumulate_product(state, r + 3, x.w, partial[i]);
+    }
+  }
+  float sums[kMicroChunk];
+#pragma unroll
+  for (int i = 0; i < kMicroChunk; ++i) sums[i] = partial[i][0];
+  return spread_sum<P::kRowLanes, P::kColumnLanes>(sums, role.lane);
+}
+
+/// Stage B. S <- Diag(b_7) S + sum_j R_j u_j^T.
+template <class P>
+__device__ __forceinline__ void advance(const MicroChunkView& chunk, const LaneRole<P>& role,
+                                        const float (&u)[kMicroChunk][1], typename P::Tile& state) {
+#pragma unroll
+  for (int r = 0; r < P::kRows; r += 4) {
+    const float* end = chunk.decay_end;
+    const bool channel = P::kGate == Gate::channel;
+    const float4 b = channel ? *reinterpret_cast<const float4*>(end + role.row(r)) : make_float4(*end, *end, *end, *end);
+    decay(state, r, b.x);
+    decay(state, r + 1, b.y);
+    decay(state, r + 2, b.z);
+    decay(state, r + 3, b.w);
+#pragma unroll
+    for (int j = 0; j < kMicroChunk; ++j) {
+      const float4 key = *reinterpret_cast<const float4*>(chunk.k + j * P::kKeyTile + role.row(r));
+      accumulate(state, r, key.x, u[j]);
+      accumulate(state, r + 1, key.y, u[j]);
+      accumulate(state, r + 2, key.z, u[j]);
+      accumulate(state, r + 3, key.w, u[j]);
+    }
+  }
+}
+
+/// Stages D, C and B over one micro-chunk: corrections u, read-outs o (left in shared memory in place of U), new state.
+template <class P>
+__device__ __forceinline__ void step_micro_chunk(const MicroChunkView& chunk, int tokens, const LaneRole<P>& role,
+                                                 typename P::Tile& state) {
+  const int token = role.token();
+  float* place = chunk.u + token * P::kColumnStride + role.column;
+  const float value = *place;
+  alignas(16) float weights[kMicroChunk];
+#pragma unroll
+  for (int j = 0; j < kMicroChunk; j += 4) {
+    *reinterpret_cast<float4*>(weights + j) = *reinterpret_cast<const float4*>(chunk.a_matrix + token * kMicroChunk + j);
+  }
+  const float predicted = P::kUpdate == Update::delta ? multiply_state<P>(state, role, chunk.w) : 0.0f;
+  float read = multiply_state<P>(state, role, chunk.q);
+
+  // beta is inside U and W already. Tokens past the end contribute nothing, whatever the state holds.
+  const float own = token < tokens ? correct<P::kUpdate>(value, predicted, 1.0f) : 0.0f;
+  float u[kMicroChunk][1];
+#pragma unroll
+  for (int j = 0; j < kMicroChunk; ++j) u[j][0] = __shfl_sync(kFullWarp, own, role.leader(j));
+#pragma unroll
+  for (int j = 0; j < kMicroChunk; ++j) {
+    // Later tokens are left out, not multiplied by zero: their values may be anything.
+    const float with_token = read + weights[j] * u[j][0];
+    read = j <= token ? with_token : read;
+  }
+  if (role.leads_token()) *place = read;
+  advance<P>(chunk, role, u, state);
+}
+
+/// The normaliser of the run, by one warp: denominators z^T q of every token, z handed on like the state.
+template <class P>
+__device__ void normalize_run(const Problem& p, const Block& block, const SharedRun<P>& shared, int micro_chunks,
+                              float* handoff) {
+  constexpr int kPerLane = P::kKeyTile / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
+  typename P::Sum z[kPerLane];
+#pragma unroll
+  for (int e = 0; e < kPerLane; ++e) {
+    const int channel = e * kWarpSize + lane;
+    float value = 0.0f;
+    if (!block.first_run) {
+      value = __ldcg(handoff + channel);
+    } else if (p.initial_normalizer.present && channel < p.key_dim) {
+      value = p.initial_normalizer.load(p.initial_normalizer.offset(block.sequence, block.value_head, channel));
+    }
+    z[e].set(value);
+  }
+  for (int m = 0; m < micro_chunks; ++m) {
+    const MicroChunkView chunk = shared.micro_chunk(m, 0);
+    for (int i = 0; i < kMicroChunk; ++i) {
+      float part = 0.0f;
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e) part += z[e].value() * chunk.q[i * P::kKeyTile + e * kWarpSize + lane];
+      if (lane <= i && lane < kMicroChunk) part += chunk.a_matrix[i * kMicroChunk + lane];
+      const float denominator = warp_sum(part);
+      if (lane == 0) shared.denominator[m * kMicroChunk + i] = denominator;
+    }
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      z[e].scale(chunk.decay_end[P::kGate == Gate::channel ? e * kWarpSize + lane : 0]);
+      for (int j = 0; j < kMicroChunk; ++j) z[e].add(chunk.k[j * P::kKeyTile + e * kWarpSize + lane]);
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < kPerLane; ++e) {
+    const int channel = e * kWarpSize + lane;
+    if (!block.last_run) {
+      __stcg(handoff + channel, z[e].value());
+    } else if (p.final_normalizer.present && block.first_column == 0 && channel < p.key_dim) {
+      p.final_normalizer.store(p.final_normalizer.offset(block.sequence, block.value_head, channel), z[e].value());
+    }
+  }
+}
+
+/// o = scale * numerator [/ denominator], neighbouring columns by neighbouring threads.
+template <class P>
+__device__ void store_outputs(const Problem& p, const Block& block, const SharedRun<P>& shared) {
+  for (int i = threadIdx.x; i < block.tokens * P::kSlice; i += kThreads) {
+    const int t = i / P::kSlice, column = i % P::kSlice;
+    if (column >= block.columns) continue;
+    float o = p.scale * shared.u[t * P::kColumnStride + column];
+    if (p.normalize) o /= shared.denominator[t];
+    p.out.store(p.out.offset(block.batch, block.first_token + t, block.value_head) + block.first_column + column, o);
+  }
+}
+
+__device__ Block block_of(const Params& params, const Run& run, std::int64_t chain, int slice_columns) {
+  const Problem& p = params.problem;
+  const Sequence sequence = p.sequence(run.sequence);
+  const std::int64_t start = static_cast<std::int64_t>(run.index) * params.run_tokens;
+  const std::int64_t left = sequence.length - start;
+  const std::int64_t first_column = chain % params.slices * slice_columns;
+  Block block;
+  block.sequence = run.sequence;
+  block.batch = sequence.batch;
+  block.first_token = sequence.begin + start;
+  block.tokens = static_cast<int>(left < params.run_tokens ? left : params.run_tokens);
+  block.value_head = chain / params.slices;
+  block.first_column = first_column;
+  block.columns = static_cast<int>(p.value_dim - first_column < slice_columns ? p.value_dim - first_column : slice_columns);
+  block.first_run = run.index == 0;
+  block.last_run = left <= params.run_tokens;
+  return block;
+}
+
+template <class P>
+__global__ void __launch_bounds__(kThreads, P::kBlocksPerMultiprocessor) chunk_pipeline(const __grid_constant__ Params params) {
+  extern __shared__ float4 dynamic_shared[];
+  const SharedRun<P> shared(reinterpret_cast<float*>(dynamic_shared), params.run_tokens);
+  const Problem& p = params.problem;
+  const std::int64_t chains_per_sequence = p.value_heads * params.slices;
+  const std::int64_t ticket = take_ticket(params.ticket);
+  if (ticket / chains_per_sequence >= *params.run_count) return;
+
+  const Run run = params.runs[ticket / chains_per_sequence];
+  const std::int64_t chain_in_sequence = ticket % chains_per_sequence;
+  const std::int64_t chain = run.handoff * chains_per_sequence + chain_in_sequence;
+  const Block block = block_of(params, run, chain_in_sequence, P::kSlice);
+  float* handoff = params.states + chain * params.handoff_floats;
+  float* handoff_normalizer = handoff + P::kKeyTile * P::kSlice;
+  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const int micro_chunks = (block.tokens + kMicroChunk - 1) / kMicroChunk;
+
+  load_run(params, block, micro_chunks * kMicroChunk, shared);
+  for (int m = warp; m < micro_chunks; m += kWarps) {
+    prepare_micro_chunk<P::kUpdate, P::kGate, P::kKeyTile, P::kSlice, P::kColumnStride>(shared.micro_chunk(m, warp), lane);
+  }
+  __syncthreads();
+
+  if (!block.first_run) wait_for(params.progress + chain, run.index);
+  const LaneRole<P> role;
+  typename P::Tile state;
+  load_state<P>(p, block, role, handoff, state);
+  for (int m = 0; m < micro_chunks; ++m) {
+    step_micro_chunk<P>(shared.micro_chunk(m, warp), block.tokens - m * kMicroChunk, role, state);
+  }
+  if (p.normalize && warp == kWarps - 1) normalize_run(p, block, shared, micro_chunks, handoff_normalizer);
+  store_state<P>(p, block, role, handoff, state);
+  if (block.last_run) {
+    __syncthreads();
+  } else {
+    raise(params.progress + chain, run.index + 1);
+  }
+  store_outputs<P>(p, block, shared);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- host
+
+int key_tile_of(std::int64_t key_dim) { return key_dim <= 64 ? 64 : key_dim <= 128 ? 128 : 256; }
+
+/// Calls `use` with the policy of the plan. K tiles of 256 come in slices of 16 only: wider ones would run out of registers.
+template <Update kUpdate, Gate kGate, class Use>
+auto with_tiles(const Plan& plan, const Use& use) {
+  const bool wide = plan.slice == 32;
+  switch (plan.key_tile) {
+    case 64: return wide ? use(Policy<kUpdate, kGate, PlainSum, 64, 32>()) : use(Policy<kUpdate, kGate, PlainSum, 64, 16>());
+    case 128: return wide ? use(Policy<kUpdate, kGate, PlainSum, 128, 32>()) : use(Policy<kUpdate, kGate, PlainSum, 128, 16>());
+    default: return use(Policy<kUpdate, kGate, PlainSum, 256, 16>());
+  }
+}
+
+template <class Use>
+auto with_policy(const Problem& p, const Plan& plan, const Use& use) {
+  const bool delta = p.update == Update::delta;
+  if (p.gate == Gate::channel) {
+    return delta ? with_tiles<Update::delta, Gate::channel>(plan, use) : with_tiles<Update::additive, Gate::channel>(plan, use);
+  }
+  return delta ? with_tiles<Update::delta, Gate::scalar>(plan, use) : with_tiles<Update::additive, Gate::scalar>(plan, use);
+}
+
+/// The longest run whose shared memory leaves room for the policy's blocks on a multiprocessor.
+template <class P>
+int run_tokens(const DeviceProperties& device) {
+  constexpr std::size_t kReserved = 1024;  // what CUDA keeps of each block's share
+  const std::size_t limit = (device.shared_memory + kReserved) / P::kBlocksPerMultiprocessor - kReserved;
+  int tokens = kLongestRun;
+  while (tokens > kMicroChunk && SharedRun<P>::bytes(tokens) > limit) tokens /= 2;
+  return tokens;
+}
+
+Plan make_plan(const Problem& p, const DeviceProperties& device) {
+  Plan plan;
+  plan.key_tile = key_tile_of(p.key_dim);
+  // Wide slices repeat less of the preparation; narrow ones make more chains. Narrow until chains fill the GPU twice.
+  const std::int64_t wide_chains = p.sequences * p.value_heads * ceil_div(p.value_dim, 32);
+  const bool wide = plan.key_tile <= 128 && p.value_dim > 16 && wide_chains >= 2 * device.multiprocessors;
+  plan.slice = wide ? 32 : 16;
+  plan.slices = ceil_div(p.value_dim, plan.slice);
+  plan.run_tokens = with_policy(p, plan, [&](auto policy) { return run_tokens<decltype(policy)>(device); });
+  if (p.cu_seqlens.present) {
+    plan.most_runs = p.tokens / plan.run_tokens + p.sequences;
+    plan.most_handoffs = std::min(p.sequences, p.tokens / (plan.run_tokens + 1));
+  } else {
+    const std::int64_t runs = std::max<std::int64_t>(ceil_div(p.tokens, plan.run_tokens), 1);
+    plan.most_runs = p.sequences * runs;
+    plan.most_handoffs = runs > 1 ? p.sequences : 0;
+  }
+  return plan;
+}
+
+std::string unsupported(const Problem& p, const DeviceProperties& device) {
+  if (p.has_f64) return needs_f32(p);
+  if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
+  if (p.key_dim > 256) return "K = " + std::to_string(p.key_dim) + "; this kernel holds at most 256 rows of state";
+  const Plan plan = make_plan(p, device);
+  constexpr std::int64_t kMostBlocks = 0x7fffffff;
+  if (plan.most_runs > kMostBlocks / plan.chains_per_sequence(p)) return "more than 2^31 blocks";
+  return "";
+}
+
+std::size_t workspace(const Problem& p, const DeviceProperties& device) {
+  return WorkspaceLayout(p, make_plan(p, device)).bytes;
+}
+
+template <class P>
+void launch_with(const Params& params, std::int64_t blocks, cudaStream_t stream) {
+  const std::size_t bytes = SharedRun<P>::bytes(params.run_tokens);
+  DELTA_ATTENTION_CUDA(cudaFuncSetAttribute(chunk_pipeline<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            static_cast<int>(bytes)));
+  chunk_pipeline<P><<<static_cast<unsigned>(blocks), kThreads, bytes, stream>>>(params);
+  DELTA_ATTENTION_CUDA(cudaGetLastError());
+}
+
+void launch(const Launch& call) {
+  const Problem& p = call.problem;
+  const Plan plan = make_plan(p, call.device);
+  const WorkspaceLayout layout(p, plan);
+  auto* memory = static_cast<char*>(call.workspace);
+  const int per_lane = plan.key_tile / kWarpSize;
+
+  Params params;
+  params.problem = p;
+  params.run_tokens = plan.run_tokens;
+  params.slices = static_cast<int>(plan.slices);
+  params.q_in_pieces = reads_in_pieces(p.q, p.key_dim, per_lane);
+  params.k_in_pieces = reads_in_pieces(p.k, p.key_dim, per_lane);
+  params.decay_in_pieces = p.gate == Gate::channel && reads_in_pieces(p.log_decay, p.key_dim, per_lane);
+  params.chains = plan.most_handoffs * plan.chains_per_sequence(p);
+  params.most_runs = plan.most_runs;
+  params.most_handoffs = plan.most_handoffs;
+  params.longest_sequence_runs = std::max<std::int64_t>(ceil_div(p.tokens, plan.run_tokens), 1);
+  params.ticket = reinterpret_cast<int*>(memory + layout.control);
+  params.run_count = params.ticket + 1;
+  params.progress = reinterpret_cast<int*>(memory + layout.progress);
+  params.runs = reinterpret_cast<Run*>(memory + layout.runs);
+  params.states = reinterpret_cast<float*>(memory + layout.states);
+  params.handoff_floats = plan.handoff_floats();
+
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  plan_runs<<<1, kPlanThreads, 0, stream>>>(params);
+  DELTA_ATTENTION_CUDA(cudaGetLastError());
+  const std::int64_t blocks = plan.most_runs * plan.chains_per_sequence(p);
+  with_policy(p, plan, [&](auto policy) { launch_with<decltype(policy)>(params, blocks, stream); });
+}
+
+}  // namespace
+
+const Kernel chunk_pipeline_kernel = {
+    "v1_chunk_pipeline",
+    "one launch: blocks own runs of tokens and hand the state on, f32 micro-chunks (V1)",
+    DeviceType::cuda,
+    true,
+    10,
+    unsupported,
+    workspace,
+    launch,
+};
+
+}  // namespace delta_attention

@@ -1,0 +1,43 @@
+#pragma once
+
+// Sums across the lanes of a warp.
+
+namespace delta_attention {
+
+constexpr int kWarpSize = 32;
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+/// The sum over all lanes, in every lane.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int step = kWarpSize / 2; step > 0; step /= 2) x += __shfl_xor_sync(kFullWarp, x, step);
+  return x;
+}
+
+/// Sums kCount values at once over groups of kLanes lanes that lie kStride lanes apart, and spreads the sums over the group: each
+/// step halves both the lanes still to be summed and the values that a lane keeps, so that kCount sums cost about kCount
+/// shuffles. Member m = lane / kStride % kLanes of a group returns the sum of values[m * kCount / kLanes]; kLanes / kCount
+/// neighbours return the same one.
+template <int kLanes, int kStride, int kCount>
+__device__ __forceinline__ float spread_sum(const float (&values)[kCount], int lane) {
+  static_assert(kLanes >= kCount && (kCount & (kCount - 1)) == 0, "a lane returns one sum");
+  constexpr int kStep = kLanes / 2 * kStride;
+  if constexpr (kLanes == 1) {
+    return values[0];
+  } else if constexpr (kCount == 1) {
+    const float sum[1] = {values[0] + __shfl_xor_sync(kFullWarp, values[0], kStep)};
+    return spread_sum<kLanes / 2, kStride>(sum, lane);
+  } else {
+    const bool upper = (lane & kStep) != 0;
+    float kept[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      const float given = upper ? values[i] : values[i + kCount / 2];
+      const float own = upper ? values[i + kCount / 2] : values[i];
+      kept[i] = own + __shfl_xor_sync(kFullWarp, given, kStep);
+    }
+    return spread_sum<kLanes / 2, kStride>(kept, lane);
+  }
+}
+
+}  // namespace delta_attention
