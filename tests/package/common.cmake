@@ -13,7 +13,7 @@ endfunction()
 function(build_and_run_consumer folder)
   run("configure the consumer" ${CMAKE_COMMAND} -S ${consumer} -B ${folder} -G ${generator}
     -DCMAKE_BUILD_TYPE=${build_type} -DCMAKE_C_COMPILER=${c} -DCMAKE_CXX_COMPILER=${cxx}
-    -DCMAKE_CXX_COMPILER_LAUNCHER=${launcher} -DREADME_PROGRAM=${readme_program} ${ARGN})
+    -DCMAKE_C_FLAGS=${c_flags} -DCMAKE_CXX_FLAGS=${cxx_flags} -DCMAKE_CXX_COMPILER_LAUNCHER=${launcher} -DREADME_PROGRAM=${readme_program} ${ARGN})
   run("build the consumer" ${CMAKE_COMMAND} --build ${folder} --parallel)
   run("run the C program" ${folder}/c_program)
   run("run the program that catches errors" ${folder}/errors)

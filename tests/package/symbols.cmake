@@ -2,6 +2,11 @@
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/common.cmake)
 
+if(cxx_flags MATCHES "-fsanitize")
+  message(STATUS "SKIPPED: a sanitizer adds names and libraries of its own")
+  return()
+endif()
+
 if(kind STREQUAL "shared")
   file(GLOB_RECURSE library ${prefix}/libdelta_attention.so)
   set(which -D --defined-only)
