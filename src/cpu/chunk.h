@@ -1,8 +1,8 @@
 #pragma once
 
-// What the CPU's hot routines are handed: one run of tokens of one head, already f32, in plain arrays. Those routines are
-// compiled once per instruction set, so this header holds data only: an inline function compiled for AVX-512 could otherwise
-// be the copy that the linker keeps for everyone.
+// What the CPU's hot routines are handed: one run of tokens of one head, already f32, in plain arrays. Those routines
+// are compiled once per instruction set, so this header holds data only: an inline function compiled for AVX-512 could
+// otherwise be the copy that the linker keeps for everyone.
 
 #include <cstdint>
 
@@ -14,7 +14,7 @@ using Index = std::int64_t;
 
 constexpr Index kChunkTokens = 32;  // tokens handed over at a time
 constexpr Index kBlockTokens = 16;  // tokens solved at a time inside a chunk
-constexpr Index kAlignment = 16;    // floats: every row starts on a cache line, and vectors never straddle the end of one
+constexpr Index kAlignment = 16;  // floats: every row starts on a cache line, and vectors never straddle the end of one
 
 /// Memory that will be needed once the chunk is done: where its output goes and where the next chunk comes from.
 struct Run {
@@ -22,8 +22,8 @@ struct Run {
   Index bytes;
 };
 
-/// Matrices are row-major; [r][s] below means r rows, s floats apart. Floats between a row's end and its stride are padding:
-/// zero in q and k, finite in decay, of no meaning elsewhere (no sum crosses a column).
+/// Matrices are row-major; [r][s] below means r rows, s floats apart. Floats between a row's end and its stride are
+/// padding: zero in q and k, finite in decay, of no meaning elsewhere (no sum crosses a column).
 struct Chunk {
   // The head.
   Index key_dim = 0;
@@ -52,18 +52,18 @@ struct Chunk {
 
   // Scratch; chunkwise.cpp says what for.
   Index token_stride = 0;
-  float* query_rows = nullptr;    // [kChunkTokens][key_stride]
-  float* key_rows = nullptr;      // [kChunkTokens][key_stride]
-  float* block_keys = nullptr;    // [kBlockTokens][key_stride]
+  float* query_rows = nullptr;       // [kChunkTokens][key_stride]
+  float* key_rows = nullptr;         // [kChunkTokens][key_stride]
+  float* block_keys = nullptr;       // [kBlockTokens][key_stride]
   float* keys_by_channel = nullptr;  // [key_dim][token_stride]
-  float* query_pairs = nullptr;   // [kChunkTokens][token_stride]
-  float* key_pairs = nullptr;     // [kChunkTokens][token_stride]
-  float* block_decay = nullptr;   // [key_stride]
-  float* chunk_decay = nullptr;   // [key_stride]
-  float* token_decay = nullptr;   // [kChunkTokens]
-  float* pair_decay = nullptr;    // [kChunkTokens]
-  float* prediction = nullptr;    // [kChunkTokens][value_stride]
-  float* u = nullptr;             // [kChunkTokens][value_stride]
+  float* query_pairs = nullptr;      // [kChunkTokens][token_stride]
+  float* key_pairs = nullptr;        // [kChunkTokens][token_stride]
+  float* block_decay = nullptr;      // [key_stride]
+  float* chunk_decay = nullptr;      // [key_stride]
+  float* token_decay = nullptr;      // [kChunkTokens]
+  float* pair_decay = nullptr;       // [kChunkTokens]
+  float* prediction = nullptr;       // [kChunkTokens][value_stride]
+  float* u = nullptr;                // [kChunkTokens][value_stride]
 };
 
 /// Advances state and normaliser over chunk.tokens tokens and fills chunk.out.

@@ -1,4 +1,4 @@
-// cpu_chunkwise: whole chunks of tokens at a time, so that the work on the state is matrix products.
+// cpu_chunkwise: 32 tokens at a time, so that the work on the state is matrix products.
 //
 // For the tokens i of a chunk that starts at state S0, with b_i = a_1...a_i (elementwise) and pairs j <= i:
 //
@@ -6,26 +6,32 @@
 //     o_i = scale  (      S0^T (b_i q_i) + sum_{j<=i} <q_i, (b_i/b_j) k_j> u_j)
 //     S   = Diag(b_F) S0 + sum_j ((b_F/b_j) k_j) u_j^T
 //
-// The state is read twice and written once per chunk instead of several times per token. The UT transform of the DeltaNet
-// papers (Yang et al., arXiv:2406.06484; gated: 2412.06464; per channel: 2510.26692) is here a forward substitution on u
-// itself, a block of 16 tokens at a time: no inverse and no powers of the pair matrix, so nearly parallel keys cost no accuracy.
+// The state is walked a few times per chunk, by products that use what they load many times, instead of a few times per
+// token. The UT transform of the DeltaNet papers (Yang et al., arXiv:2406.06484; gated: 2412.06464; per channel:
+// 2510.26692) is here a forward substitution on u itself, a block of 16 tokens at a time: no inverse and no powers of the
+// pair matrix, so nearly parallel keys cost no accuracy.
 //
-// Decays. b_i/b_j is never formed by a division: it is the product a_{j+1}...a_i, every factor and every partial product at
-// most 1, so the strongest gates (and a = 0) only ever underflow to the zero they mean.
+// Decays. b_i/b_j is never formed by a division: it is the product a_{j+1}...a_i, every factor and every partial
+// product at most 1, so the strongest gates (and a = 0) only ever underflow to the zero they mean.
 //   scalar   the products of pairs run along with i (pair_decay) and multiply the undecayed <k_i, k_j>.
-//   channel  inside a block the keys themselves are decayed as i advances (block_keys). Between blocks the product is cut at
-//            the start of i's block: keys_by_channel holds k_j decayed up to there, query_rows and key_rows the rest, and
-//            the pairs are one matrix product. After the last block keys_by_channel holds (b_F/b_j) k_j, ready for the state.
+//   channel  inside a block the keys themselves are decayed as i advances (block_keys). Between blocks the product is
+//            cut at the start of i's block: keys_by_channel holds k_j decayed up to there, query_rows and key_rows the
+//            rest, and the pairs are one matrix product. After the last block keys_by_channel holds (b_F/b_j) k_j, ready
+//            for the state.
 //
 // No leak. A row of pairs is used up to its diagonal and no further, products run over earlier blocks only, and vector
 // lanes are never summed across tokens: what a later token holds, NaN included, cannot touch an earlier output. Each
-// element of a product is one sum in the order of its index, however the product is tiled, so cutting V over threads does
-// not change a bit; this is why the products are written out here and not left to a library that chooses by shape.
+// element of a product is one sum in the order of its index, however the product is tiled, so cutting V over threads
+// does not change a bit; this is why the products are written out here and not left to a library that chooses by shape.
 //
-// Wins from a few tokens on. Loses to cpu_sequential's simplicity at a token or two, and pads V to 16 columns.
+// Data flow of one chunk. pairs_*: q, k, decay -> key_pairs, query_pairs, keys_by_channel, with no look at the state.
+// read_state: S0 -> prediction, out. solve_unit_lower: v, beta and the pairs -> u, and the pairs' part of out.
+// accumulate_state: u -> S. The products prefetch the next chunk's input meanwhile: the rows of one head lie far apart.
 //
-// Compiled once per instruction set: DELTA_ATTENTION_ISA names the namespace. Nothing here may be a template or an inline
-// function with a name outside it.
+// Wins from a few tokens on, and most where K and V are large: then the products are nearly all of the work. At a token
+// or two it does what cpu_sequential does with more ceremony. V is padded to 16 columns, so a small V wastes lanes.
+//
+// Compiled once per instruction set: DELTA_ATTENTION_ISA names the namespace, outside which nothing may be defined.
 
 #include "cpu/chunk.h"
 #include "cpu/vector.h"
@@ -106,7 +112,8 @@ void product_tile(Rows a, Rows b, Rows c, Index depth, bool accumulate) {
 }
 
 template <int kRows, int kVectors>
-Index product_rows(Prefetcher& prefetcher, Rows a, Rows b, Rows c, Index row, Index rows, Index depth, bool accumulate) {
+Index product_rows(Prefetcher& prefetcher, Rows a, Rows b, Rows c, Index row, Index rows, Index depth,
+                   bool accumulate) {
   for (; row + kRows <= rows; row += kRows) {
     product_tile<kRows, kVectors>({a.row(row), a.stride}, b, {c.row(row), c.stride}, depth, accumulate);
     prefetcher.step();
@@ -125,10 +132,12 @@ void product_columns(Prefetcher& prefetcher, Rows a, Rows b, Rows c, Index rows,
 void product(Prefetcher& prefetcher, Rows a, Rows b, Rows c, Index rows, Index depth, Index columns, bool accumulate) {
   Index column = 0;
   for (; column + 2 * kLanes <= columns; column += 2 * kLanes) {
-    product_columns<2>(prefetcher, a, {b.data + column, b.stride}, {c.data + column, c.stride}, rows, depth, accumulate);
+    product_columns<2>(prefetcher, a, {b.data + column, b.stride}, {c.data + column, c.stride}, rows, depth,
+                       accumulate);
   }
   if (column < columns) {
-    product_columns<1>(prefetcher, a, {b.data + column, b.stride}, {c.data + column, c.stride}, rows, depth, accumulate);
+    product_columns<1>(prefetcher, a, {b.data + column, b.stride}, {c.data + column, c.stride}, rows, depth,
+                       accumulate);
   }
 }
 
@@ -141,11 +150,21 @@ struct Work {
   Prefetcher prefetcher;
 
   explicit Work(const Chunk& c)
-      : chunk(c), q{c.q, c.key_stride}, k{c.k, c.key_stride}, v{c.v, c.value_stride}, out{c.out, c.value_stride},
-        state{c.state, c.value_stride}, prediction{c.prediction, c.value_stride}, u{c.u, c.value_stride},
-        query_rows{c.query_rows, c.key_stride}, key_rows{c.key_rows, c.key_stride}, block_keys{c.block_keys, c.key_stride},
-        keys_by_channel{c.keys_by_channel, c.token_stride}, query_pairs{c.query_pairs, c.token_stride},
-        key_pairs{c.key_pairs, c.token_stride}, prefetcher(c) {}
+      : chunk(c),
+        q{c.q, c.key_stride},
+        k{c.k, c.key_stride},
+        v{c.v, c.value_stride},
+        out{c.out, c.value_stride},
+        state{c.state, c.value_stride},
+        prediction{c.prediction, c.value_stride},
+        u{c.u, c.value_stride},
+        query_rows{c.query_rows, c.key_stride},
+        key_rows{c.key_rows, c.key_stride},
+        block_keys{c.block_keys, c.key_stride},
+        keys_by_channel{c.keys_by_channel, c.token_stride},
+        query_pairs{c.query_pairs, c.token_stride},
+        key_pairs{c.key_pairs, c.token_stride},
+        prefetcher(c) {}
 
   bool delta() const { return chunk.update == Update::delta; }
 };
@@ -178,7 +197,8 @@ void transpose_keys(Work& w, Rows rows, Index count, Index first) {
   }
 }
 
-// --- Pairs, gates none and scalar --------------------------------------------------------------------------------------
+// --- Pairs, gates none and scalar
+// --------------------------------------------------------------------------------------
 
 /// Multiplies row i of the pairs by a_{j+1}...a_i and moves the products of pairs one token on.
 void decay_pairs(Work& w, Index i) {
@@ -198,7 +218,8 @@ void pairs_by_token_decay(Work& w) {
   for (Index begin = 0; begin < c.tokens; begin += kBlockTokens) {
     const Index count = smaller(kBlockTokens, c.tokens - begin), columns = round_up(begin + count, kLanes);
     const auto pairs = [&](Rows rows, Rows to) {
-      product(w.prefetcher, {rows.row(begin), rows.stride}, w.keys_by_channel, {to.row(begin), to.stride}, count, c.key_dim, columns, false);
+      product(w.prefetcher, {rows.row(begin), rows.stride}, w.keys_by_channel, {to.row(begin), to.stride}, count,
+              c.key_dim, columns, false);
     };
     pairs(w.q, w.query_pairs);
     if (w.delta()) pairs(w.k, w.key_pairs);
@@ -214,7 +235,8 @@ void pairs_by_token_decay(Work& w) {
   }
 }
 
-// --- Pairs, gate channel -----------------------------------------------------------------------------------------------
+// --- Pairs, gate channel
+// -----------------------------------------------------------------------------------------------
 
 /// Decays kKeys keys of the block by a, and gives their products with q and k of the token that a belongs to.
 template <int kKeys>
@@ -247,7 +269,10 @@ void pairs_inside_block(Work& w, Index begin, Index count) {
     const float *q = w.q.row(token), *k = w.k.row(token);
     float *query_pairs = w.query_pairs.row(token) + begin, *key_pairs = w.key_pairs.row(token) + begin;
     Index j = 0;
-    for (; j + 4 <= i; j += 4) decay_and_dot<4>(w.block_keys.row(j), c.key_stride, a, q, k, query_pairs + j, key_pairs + j);
+    for (; j + 4 <= i; j += 4)
+      decay_and_dot<4>(w.block_keys.row(j), c.key_stride, a, q, k, query_pairs + j, key_pairs + j);
+    for (; j + 2 <= i; j += 2)
+      decay_and_dot<2>(w.block_keys.row(j), c.key_stride, a, q, k, query_pairs + j, key_pairs + j);
     for (; j < i; ++j) decay_and_dot<1>(w.block_keys.row(j), c.key_stride, a, q, k, query_pairs + j, key_pairs + j);
     query_pairs[i] = dot(q, k, c.key_stride);
     for (Index channel = 0; channel < c.key_stride; channel += kLanes) {
@@ -259,16 +284,19 @@ void pairs_inside_block(Work& w, Index begin, Index count) {
   }
 }
 
-/// Pairs of the block's tokens with all earlier blocks of the chunk; key_rows and query_rows are decayed from the block's start.
+/// Pairs of the block's tokens with all earlier blocks of the chunk; key_rows and query_rows are decayed from the
+/// block's start.
 void pairs_with_earlier_blocks(Work& w, Index begin, Index count) {
   const auto pairs = [&](Rows rows, Rows to) {
-    product(w.prefetcher, {rows.row(begin), rows.stride}, w.keys_by_channel, {to.row(begin), to.stride}, count, w.chunk.key_dim, begin, false);
+    product(w.prefetcher, {rows.row(begin), rows.stride}, w.keys_by_channel, {to.row(begin), to.stride}, count,
+            w.chunk.key_dim, begin, false);
   };
   pairs(w.query_rows, w.query_pairs);
   if (w.delta()) pairs(w.key_rows, w.key_pairs);
 }
 
-/// From "decayed since the block's start" to "since the chunk's start", and the keys of all tokens so far to the block's end.
+/// From "decayed since the block's start" to "since the chunk's start", and the keys of all tokens so far to the
+/// block's end.
 void carry_decay_over_block(Work& w, Index begin, Index count) {
   const Chunk& c = w.chunk;
   for (Index token = begin; token < begin + count; ++token) {
@@ -293,14 +321,16 @@ void pairs_by_channel_decay(Work& w) {
   }
 }
 
-// --- Through the state -------------------------------------------------------------------------------------------------
+// --- Through the state
+// -------------------------------------------------------------------------------------------------
 
 /// prediction_i = S0^T (b_i k_i) and out_i = S0^T (b_i q_i).
 void read_state(Work& w) {
   const Chunk& c = w.chunk;
   const bool channel = c.gate == Gate::channel;
   product(w.prefetcher, channel ? w.query_rows : w.q, w.state, w.out, c.tokens, c.key_dim, c.columns, false);
-  if (w.delta()) product(w.prefetcher, channel ? w.key_rows : w.k, w.state, w.prediction, c.tokens, c.key_dim, c.columns, false);
+  if (w.delta())
+    product(w.prefetcher, channel ? w.key_rows : w.k, w.state, w.prediction, c.tokens, c.key_dim, c.columns, false);
   if (c.gate != Gate::scalar) return;
   for (Index i = 0; i < c.tokens; ++i) {
     scale_row(w.out.row(i), c.columns, c.token_decay[i]);
@@ -347,7 +377,8 @@ void solve_unit_lower(Work& w) {
   for (Index begin = 0; begin < c.tokens; begin += kBlockTokens) {
     const Index count = smaller(kBlockTokens, c.tokens - begin);
     const auto add_earlier = [&](Rows pairs, Rows to) {
-      product(w.prefetcher, {pairs.row(begin), pairs.stride}, w.u, {to.row(begin), to.stride}, count, begin, c.columns, true);
+      product(w.prefetcher, {pairs.row(begin), pairs.stride}, w.u, {to.row(begin), to.stride}, count, begin, c.columns,
+              true);
     };
     if (w.delta()) add_earlier(w.key_pairs, w.prediction);
     add_earlier(w.query_pairs, w.out);
@@ -375,7 +406,8 @@ void scale_out(Work& w) {
 void accumulate_state(Work& w) {
   const Chunk& c = w.chunk;
   if (c.gate != Gate::none) {
-    for (Index channel = 0; channel < c.key_dim; ++channel) scale_row(w.state.row(channel), c.columns, c.chunk_decay[channel]);
+    for (Index channel = 0; channel < c.key_dim; ++channel)
+      scale_row(w.state.row(channel), c.columns, c.chunk_decay[channel]);
   }
   product(w.prefetcher, w.keys_by_channel, w.u, w.state, c.key_dim, c.tokens, c.columns, true);
   if (!c.normalize) return;

@@ -1,7 +1,9 @@
-// e^x for whole rows: the decays of a channel gate are one exponential per key and channel, as many as there are inputs.
+// e^x for whole rows: the decays of a channel gate are one exponential per key and channel, as many as there are
+// inputs.
 //
-// x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the first term left out is below 6e-9), and 2^n
-// in two factors, so that results below the smallest normal number round once. -inf gives 0, NaN stays NaN.
+// x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the first term left out is below
+// 6e-9), and 2^n in two factors, so that results below the smallest normal number round once. -inf gives 0, NaN stays
+// NaN.
 //
 // Compiled once per instruction set, as chunkwise.cpp is.
 
@@ -16,7 +18,7 @@ constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2High = 0.693359375f;  // few bits, so that n * kLn2High is exact
 constexpr float kLn2Low = -2.12194440e-4f;
 constexpr float kLeast = -104.0f, kMost = 89.0f;  // beyond, e^x is 0 or infinite
-constexpr float kToInteger = 12582912.0f;         // 1.5 * 2^23: adding it rounds to an integer and leaves that in the low bits
+constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer and leaves that in the low bits
 
 Vector power_of_two(IntegerVector n) {
   const IntegerVector bits = (n + 127) << 23;

@@ -113,7 +113,8 @@ HeadBuffers::HeadBuffers(const Problem& problem, const ChunkRoutines& routines, 
   };
   Index floats = 0;
   for (const Piece& piece : pieces) floats += piece.rows * piece.stride;
-  memory_.reset(static_cast<float*>(::operator new(static_cast<std::size_t>(floats) * sizeof(float), std::align_val_t{64})));
+  memory_.reset(
+      static_cast<float*>(::operator new (static_cast<std::size_t>(floats) * sizeof(float), std::align_val_t{64})));
   std::fill_n(memory_.get(), floats, 0.0f);
   upcoming_.resize(5 * kChunkTokens);
   float* next = memory_.get();
@@ -130,7 +131,8 @@ void HeadBuffers::load_state(const HeadSlice& slice, const float* normalizers) {
     float* row = chunk_.state + channel * chunk_.value_stride;
     std::fill_n(row, chunk_.columns, 0.0f);
     if (!state.present) continue;
-    load_run(state, state.offset(slice.sequence, slice.value_head, channel, slice.column), state.strides[3], slice.count, row);
+    load_run(state, state.offset(slice.sequence, slice.value_head, channel, slice.column), state.strides[3],
+             slice.count, row);
   }
   if (!p.normalize) return;
   const Index head = slice.sequence * p.value_heads + slice.value_head;
@@ -146,8 +148,8 @@ void HeadBuffers::load_key_row(const InputOperand& x, Index batch, Index token, 
   for (Index i = 0; i < problem_.key_dim; ++i) row[i] *= factor;
 }
 
-/// The rows of one head lie far apart, often pages, where no hardware prefetcher follows: the routines ask for them while
-/// they compute.
+/// The rows of one head lie far apart, often pages, where no hardware prefetcher follows: the routines ask for them
+/// while they compute.
 void HeadBuffers::list_upcoming(const HeadSlice& slice, Index batch, Index token, Index tokens) {
   const Problem& p = problem_;
   const Index key_head = p.key_head(slice.value_head);
@@ -159,7 +161,8 @@ void HeadBuffers::list_upcoming(const HeadSlice& slice, Index batch, Index token
     *next++ = run_of(p.q, p.q.offset(batch, t, key_head), p.key_dim);
     *next++ = run_of(p.k, p.k.offset(batch, t, key_head), p.key_dim);
     *next++ = run_of(p.v, p.v.offset(batch, t, slice.value_head, slice.column), slice.count);
-    if (p.gate == Gate::channel) *next++ = run_of(p.log_decay, p.log_decay.offset(batch, t, slice.value_head), p.key_dim);
+    if (p.gate == Gate::channel)
+      *next++ = run_of(p.log_decay, p.log_decay.offset(batch, t, slice.value_head), p.key_dim);
   }
   chunk_.upcoming = upcoming_.data();
   chunk_.upcoming_count = next - upcoming_.data();
@@ -209,8 +212,8 @@ void HeadBuffers::store_out(const HeadSlice& slice, Index batch, Index token) co
 void HeadBuffers::store_state(const HeadSlice& slice) const {
   const OutputOperand &state = problem_.final_state, &normalizer = problem_.final_normalizer;
   for (Index channel = 0; state.present && channel < problem_.key_dim; ++channel) {
-    store_run(state, state.offset(slice.sequence, slice.value_head, channel, slice.column), state.strides[3], slice.count,
-              chunk_.state + channel * chunk_.value_stride);
+    store_run(state, state.offset(slice.sequence, slice.value_head, channel, slice.column), state.strides[3],
+              slice.count, chunk_.state + channel * chunk_.value_stride);
   }
   if (normalizer.present && slice.column == 0) {
     store_run(normalizer, normalizer.offset(slice.sequence, slice.value_head), normalizer.strides[2], problem_.key_dim,

@@ -1,6 +1,7 @@
 #pragma once
 
-// One worker's memory, and the traffic between the caller's tensors (any dtype, any stride) and the f32 arrays of a Chunk.
+// One worker's memory, and the traffic between the caller's tensors (any dtype, any stride) and the f32 arrays of a
+// Chunk.
 
 #include <cstddef>
 #include <memory>
@@ -27,8 +28,8 @@ class HeadBuffers {
 
   /// Initial state and normaliser. `normalizers` is [N,HV,K] in f32, or null for zeros.
   void load_state(const HeadSlice& slice, const float* normalizers);
-  /// The chunk of tokens that starts at `token`, of batch row `batch`, with l2 norm, gate and beta applied. `left` tokens of
-  /// the sequence remain from there.
+  /// The chunk of tokens that starts at `token`, of batch row `batch`, with l2 norm, gate and beta applied. `left`
+  /// tokens of the sequence remain from there.
   void load_tokens(const HeadSlice& slice, Index batch, Index token, Index left);
   void store_out(const HeadSlice& slice, Index batch, Index token) const;
   void store_state(const HeadSlice& slice) const;
@@ -41,7 +42,7 @@ class HeadBuffers {
   void load_decay(const HeadSlice& slice, Index batch, Index token);
 
   struct Free {
-    void operator()(float* data) const { ::operator delete(data, std::align_val_t{64}); }
+    void operator()(float* data) const { ::operator delete (data, std::align_val_t{64}); }
   };
   const Problem& problem_;
   const ChunkRoutines& routines_;

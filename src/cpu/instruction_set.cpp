@@ -1,5 +1,5 @@
-// Picks the hot routines for the processor at hand. src/CMakeLists.txt compiles them once per instruction set, each copy in a
-// namespace of its own.
+// Picks the hot routines for the processor at hand. src/CMakeLists.txt compiles them once per instruction set, each
+// copy in a namespace of its own.
 
 #include "cpu/instruction_set.h"
 
@@ -11,7 +11,8 @@ namespace delta_attention {
   void chunkwise_chunk(const cpu_kernels::Chunk& chunk);      \
   void exponentiate_row(float* row, cpu_kernels::Index size); \
   }
-#define DELTA_ATTENTION_ROUTINES(space) {#space, space::sequential_chunk, space::chunkwise_chunk, space::exponentiate_row}
+#define DELTA_ATTENTION_ROUTINES(space) \
+  { #space, space::sequential_chunk, space::chunkwise_chunk, space::exponentiate_row }
 
 DELTA_ATTENTION_DECLARE_ROUTINES(cpu_baseline)
 #if defined(DELTA_ATTENTION_CPU_X86)

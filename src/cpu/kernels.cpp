@@ -1,9 +1,10 @@
-// The two CPU kernels as the rest of the library sees them: cut the problem into slices of heads, and walk each slice chunk
-// by chunk with a hot routine. Their stories are in sequential.cpp and chunkwise.cpp, which are compiled once per instruction set.
+// The two CPU kernels as the rest of the library sees them: cut the problem into slices of heads, and walk each slice
+// chunk by chunk with a hot routine. Their stories are in sequential.cpp and chunkwise.cpp, which are compiled once per
+// instruction set.
 //
-// A task is the columns [column, column + count) of one head of one sequence. Columns of V never meet, so a head may be cut
-// when there are fewer heads than threads; what belongs to K is then computed once per cut. No task reads what another
-// writes, so neither their number nor their order shows in the result.
+// A task is the columns [column, column + count) of one head of one sequence. Columns of V never meet, so a head may be
+// cut when there are fewer heads than threads; what belongs to K is then computed once per cut. No task reads what
+// another writes, so neither their number nor their order shows in the result.
 
 #if defined(DELTA_ATTENTION_CPU_X86)
 #include <xmmintrin.h>
@@ -31,7 +32,7 @@ using cpu_kernels::kAlignment;
 using cpu_kernels::kChunkTokens;
 using cpu_kernels::TaskQueue;
 
-constexpr Index kMostColumns = 256;  // of a slice: keeps its state in the second-level cache
+constexpr Index kMostColumns = 256;   // of a slice: keeps its state in the second-level cache
 constexpr double kThreadWorth = 1e6;  // multiplications that pay for starting a thread
 
 /// How the problem is cut into tasks.
@@ -44,7 +45,8 @@ struct Plan {
 
 int useful_threads(const Problem& p, int threads) {
   const double tokens = static_cast<double>(p.cu_seqlens.present ? p.tokens : p.batch * p.tokens);
-  const double state = static_cast<double>(p.value_heads) * static_cast<double>(p.key_dim) * static_cast<double>(p.value_dim);
+  const double state =
+      static_cast<double>(p.value_heads) * static_cast<double>(p.key_dim) * static_cast<double>(p.value_dim);
   const double work = (3.0 * tokens + static_cast<double>(p.sequences)) * state;
   return static_cast<int>(std::clamp(work / kThreadWorth, 1.0, static_cast<double>(threads)));
 }
@@ -67,8 +69,9 @@ Plan plan_slices(const Problem& p, int threads) {
 }
 
 #if defined(DELTA_ATTENTION_CPU_X86)
-/// While one lives, this thread rounds results below the smallest normal f32 (1.2e-38) to zero, and reads such numbers as
-/// zero. Strong decays pass through that range on their way to zero, and x86 takes a hundred cycles for each such operation.
+/// While one lives, this thread rounds results below the smallest normal f32 (1.2e-38) to zero, and reads such numbers
+/// as zero. Strong decays pass through that range on their way to zero, and x86 takes a hundred cycles for each such
+/// operation.
 class FlushSubnormals {
  public:
   FlushSubnormals() : previous_(_mm_getcsr()) { _mm_setcsr(previous_ | kFlushToZero | kSubnormalsAreZero); }
@@ -86,7 +89,8 @@ struct FlushSubnormals {
 };
 #endif
 
-/// The initial normalisers in f32. Every slice of a head reads them, and one of them writes the final ones, perhaps in place.
+/// The initial normalisers in f32. Every slice of a head reads them, and one of them writes the final ones, perhaps in
+/// place.
 std::vector<float> load_normalizers(const Problem& p) {
   std::vector<float> all;
   const InputOperand& z = p.initial_normalizer;
@@ -109,7 +113,8 @@ HeadSlice slice_of(const Problem& p, const Plan& plan, Index task) {
   return slice;
 }
 
-void run_slice(const Problem& p, const HeadSlice& slice, ChunkRoutine routine, const float* normalizers, HeadBuffers& buffers) {
+void run_slice(const Problem& p, const HeadSlice& slice, ChunkRoutine routine, const float* normalizers,
+               HeadBuffers& buffers) {
   const Sequence sequence = p.sequence(slice.sequence);
   buffers.load_state(slice, normalizers);
   for (Index done = 0; done < sequence.length; done += kChunkTokens) {

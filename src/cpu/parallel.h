@@ -25,9 +25,9 @@ class TaskQueue {
   const std::int64_t count_;
 };
 
-/// Runs worker(0, queue) ... worker(threads - 1, queue), each on a thread of its own, the first on the calling one; if the
-/// system refuses to start a thread, the later workers do not run. The first exception of any worker stops the others after
-/// their current task and is thrown here.
+/// Runs worker(0, queue) ... worker(threads - 1, queue), each on a thread of its own, the first on the calling one; if
+/// the system refuses to start a thread, the later workers do not run. The first exception of any worker stops the
+/// others after their current task and is thrown here.
 void run_tasks(std::int64_t count, int threads, const std::function<void(int, TaskQueue&)>& worker);
 
 }  // namespace delta_attention::cpu_kernels

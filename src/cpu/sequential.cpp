@@ -3,8 +3,9 @@
 //     S <- Diag(a) S,  u = beta (v - S^T k),  S <- S + k u^T,  o = scale S^T q
 //
 // Every token walks the whole state several times: two matrix-vector products, a rank-1 update and the decay, a few
-// arithmetic operations per float moved. It is what one writes first and what cpu_chunkwise is measured against. It needs no
-// more memory than the state and has nothing to gain from long inputs; it can win where a call brings a token or two.
+// arithmetic operations per float moved. It is what one writes first and what cpu_chunkwise is measured against. It
+// needs no more memory than the state and has nothing to gain from long inputs; it can win where a call brings a token
+// or two.
 //
 // Compiled once per instruction set (DELTA_ATTENTION_ISA names the namespace), as chunkwise.cpp is.
 

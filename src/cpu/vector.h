@@ -1,7 +1,8 @@
 #pragma once
 
-// The vectors of the instruction set that the including file is compiled for. For files that src/CMakeLists.txt compiles
-// once per instruction set, nowhere else; types and static functions only, so that no copy can serve another file.
+// The vectors of the instruction set that the including file is compiled for. For files that src/CMakeLists.txt
+// compiles once per instruction set, nowhere else; types and static functions only, so that no copy can serve another
+// file.
 
 #include "cpu/chunk.h"
 
