@@ -27,6 +27,6 @@ describe_build() {
       echo "with the CUDA kernels built; no GPU here, so they did not run"
     fi
   else
-    echo "CPU only: no nvcc here"
+    echo "built without CUDA kernels"
   fi
 }
