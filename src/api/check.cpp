@@ -252,30 +252,6 @@ void check_states(const ForwardArgs& args, const Problem& p) {
   }
 }
 
-template <class Offset>
-void check_offsets(const Offset* offsets, std::int64_t stride, const Problem& p) {
-  const auto at = [&](std::int64_t n) { return static_cast<std::int64_t>(offsets[n * stride]); };
-  if (at(0) != 0) throw InvalidArgument("cu_seqlens", "a first entry of 0", std::to_string(at(0)));
-  for (std::int64_t n = 0; n < p.sequences; ++n) {
-    if (at(n + 1) < at(n)) {
-      throw InvalidArgument("cu_seqlens", "entries that never decrease",
-                            fmt::format("entry {} = {} after {}", n + 1, at(n + 1), at(n)));
-    }
-  }
-  if (at(p.sequences) != p.tokens) {
-    throw InvalidArgument("cu_seqlens", fmt::format("a last entry of T = {}", p.tokens), std::to_string(at(p.sequences)));
-  }
-}
-
-/// `cu_seqlens` in memory that the CPU can read.
-void check_offsets(const void* offsets, DType dtype, std::int64_t stride, const Problem& p) {
-  if (dtype == DType::i32) {
-    check_offsets(static_cast<const std::int32_t*>(offsets), stride, p);
-  } else {
-    check_offsets(static_cast<const std::int64_t*>(offsets), stride, p);
-  }
-}
-
 std::int64_t count_sequences(const ForwardArgs& args, const Problem& p) {
   if (!args.cu_seqlens.present()) return p.batch;
   const View& offsets = args.cu_seqlens;
@@ -345,37 +321,6 @@ void require_known_enums(const ForwardArgs& args) {
   require(in_range(args.beta_space, BetaSpace::twice_sigmoid), "beta_space", static_cast<int>(args.beta_space));
 }
 
-template <class Where>
-void require_gate_domain(float x, GateSpace space, Where where) {
-  const bool linear = space == GateSpace::linear;
-  const bool ok = linear ? x >= 0.0f && x <= 1.0f : x <= 0.0f;
-  if (!ok) throw InvalidArgument(where(), linear ? "a decay in [0, 1]" : "a log decay <= 0", fmt::format("{}", x));
-}
-
-void check_gate_values(const ForwardArgs& args, const Problem& p) {
-  const bool raw = args.gate_space == GateSpace::softplus || args.gate_space == GateSpace::lower_bound;
-  if (!args.log_decay.present() || raw || p.has_f64) return;
-  const Named operand{"log_decay", args.log_decay, false};
-  const std::int64_t bytes = args.log_decay.elements() == 0
-                                 ? 0
-                                 : (last_offset(operand) + 1) * static_cast<std::int64_t>(size_of(args.log_decay.dtype));
-  const HostCopy copy(args.log_decay.data, static_cast<std::size_t>(bytes), p.device);
-  const std::int64_t channels = args.log_decay.rank == 4 ? p.key_dim : 1;
-  for (std::int64_t b = 0; b < p.batch; ++b) {
-    for (std::int64_t t = 0; t < p.tokens; ++t) {
-      for (std::int64_t h = 0; h < p.value_heads; ++h) {
-        for (std::int64_t c = 0; c < channels; ++c) {
-          const float x = load_element(copy.data(), p.log_decay.dtype, p.log_decay.offset(b, t, h, c));
-          require_gate_domain(x, args.gate_space, [&] {
-            const std::string channel = args.log_decay.rank == 4 ? fmt::format(",{}", c) : "";
-            return fmt::format("log_decay[{},{},{}{}]", b, t, h, channel);
-          });
-        }
-      }
-    }
-  }
-}
-
 }  // namespace
 
 Problem check(const ForwardArgs& args) {
@@ -419,22 +364,9 @@ Problem check(const ForwardArgs& args) {
   for (const Named& operand : operands(args)) p.has_f64 |= operand.view.present() && operand.view.dtype == DType::f64;
 
   if (args.cu_seqlens.present() && p.device.type == DeviceType::cpu) {
-    check_offsets(args.cu_seqlens.data, args.cu_seqlens.dtype, args.cu_seqlens.strides[0], p);
+    check_offsets(args.cu_seqlens.data, p);
   }
   return p;
-}
-
-void check_values(const ForwardArgs& args, const Problem& p) {
-  for (const Named& operand : operands(args)) {
-    if (operand.view.elements() > 0) require_device_pointer(operand.name, operand.view.data, p.device);
-  }
-  if (args.cu_seqlens.present() && p.device.type == DeviceType::cuda) {
-    const std::int64_t stride = std::max<std::int64_t>(args.cu_seqlens.strides[0], 1);
-    const std::int64_t entries = (args.cu_seqlens.shape[0] - 1) * stride + 1;
-    const HostCopy copy(args.cu_seqlens.data, static_cast<std::size_t>(entries) * size_of(args.cu_seqlens.dtype), p.device);
-    check_offsets(copy.data(), args.cu_seqlens.dtype, args.cu_seqlens.strides[0], p);
-  }
-  check_gate_values(args, p);
 }
 
 }  // namespace delta_attention

@@ -7,3 +7,10 @@
 #else
 #define DELTA_ATTENTION_HOST_DEVICE __attribute__((always_inline)) inline
 #endif
+
+// Unrolls the loop that follows on the GPU, where a register array must not be indexed at run time.
+#if defined(__CUDACC__)
+#define DELTA_ATTENTION_UNROLL _Pragma("unroll")
+#else
+#define DELTA_ATTENTION_UNROLL
+#endif

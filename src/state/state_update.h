@@ -25,7 +25,7 @@ struct StateTile {
 /// S <- Diag(a) S for one row.
 template <class Sum, int Rows, int Columns>
 DELTA_ATTENTION_HOST_DEVICE void decay(StateTile<Sum, Rows, Columns>& state, int row, float factor) {
-#pragma unroll
+  DELTA_ATTENTION_UNROLL
   for (int column = 0; column < Columns; ++column) state.cell[row][column].scale(factor);
 }
 
@@ -33,7 +33,7 @@ DELTA_ATTENTION_HOST_DEVICE void decay(StateTile<Sum, Rows, Columns>& state, int
 template <class Sum, int Rows, int Columns>
 DELTA_ATTENTION_HOST_DEVICE void accumulate_product(const StateTile<Sum, Rows, Columns>& state, int row, float x,
                                                     float (&partial)[Columns]) {
-#pragma unroll
+  DELTA_ATTENTION_UNROLL
   for (int column = 0; column < Columns; ++column) {
     partial[column] = fused_mul_add(state.cell[row][column].value(), x, partial[column]);
   }
@@ -59,7 +59,7 @@ DELTA_ATTENTION_HOST_DEVICE float correct(float v, float prediction, float beta)
 template <class Sum, int Rows, int Columns>
 DELTA_ATTENTION_HOST_DEVICE void accumulate(StateTile<Sum, Rows, Columns>& state, int row, float k,
                                             const float (&u)[Columns]) {
-#pragma unroll
+  DELTA_ATTENTION_UNROLL
   for (int column = 0; column < Columns; ++column) state.cell[row][column].add_product(k, u[column]);
 }
 

@@ -5,8 +5,9 @@
 // Both policies offer the same three operations on their Value: add(x), scale(a) and value(). A schedule is written once
 // against them; V1 and V3 take Plain, V2 and V4 take Compensated.
 //
-// Compensated is Neumaier's variant of Kahan summation, built on two-sum, which is exact whatever the magnitudes
-// (Neumaier 1974; Ogita, Rump and Oishi 2005). scale() carries the product's rounding error with an exact product by FMA.
+// Compensated is Kahan summation built on two-sum, which is exact whatever the magnitudes (Knuth; Ogita, Rump and Oishi 2005). The
+// error of each step goes into the next term, so that the compensation stays within half an ulp of the sum and its own roundings
+// do not pile up. scale() carries the product's rounding error with an exact product by FMA.
 // The compiler must neither contract nor reassociate these steps: on the GPU they are intrinsics that it may not touch, on
 // the CPU the library is built with -ffp-contract=off.
 
@@ -58,7 +59,7 @@ struct PlainSum {
 
 struct CompensatedSum {
   float sum = 0.0f;
-  float compensation = 0.0f;  // the true sum is sum + compensation, |compensation| of the order of an ulp of sum
+  float compensation = 0.0f;  // the true sum is sum + compensation
 
   DELTA_ATTENTION_HOST_DEVICE void set(float value) {
     sum = value;
@@ -74,11 +75,11 @@ struct CompensatedSum {
   }
 
   DELTA_ATTENTION_HOST_DEVICE void add(float x) {
-    const float total = rounded_add(sum, x);
-    const float x_part = rounded_sub(total, sum);
-    const float sum_part = rounded_sub(total, x_part);
-    const float error = rounded_add(rounded_sub(sum, sum_part), rounded_sub(x, x_part));
-    compensation = rounded_add(compensation, error);
+    const float term = rounded_add(x, compensation);
+    const float total = rounded_add(sum, term);
+    const float term_part = rounded_sub(total, sum);
+    const float sum_part = rounded_sub(total, term_part);
+    compensation = rounded_add(rounded_sub(sum, sum_part), rounded_sub(term, term_part));
     sum = total;
   }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "api/architectures.h"
 #include "api/dispatch.h"
 #include "support/run.h"
 
@@ -138,12 +139,28 @@ TEST(Dispatch, B02_EveryArchitectureHasAKernelOrAReason) {
   bool any = false;
   for (const Kernel* kernel : kernels()) any |= kernel->device == DeviceType::cuda;
   if (!any) GTEST_SKIP() << "built without CUDA";
-  for (int capability : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {
-    EXPECT_NE(choose(gpu_problem(), gpu(capability), {}, kernels()).kernel, nullptr) << capability;
+  for (int capability : {75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {
+    const Choice choice = choose(gpu_problem(), gpu(capability), {}, kernels());
+    EXPECT_EQ(choice.kernel != nullptr, runs_on(built_architectures(), capability)) << capability;
+    for (const KernelReport& report : choice.reports) EXPECT_EQ(report.supported, report.reason.empty()) << report.kernel;
   }
-  const Choice old = choose(gpu_problem(), gpu(75), {}, kernels());
-  EXPECT_EQ(old.kernel, nullptr);
-  for (const KernelReport& report : old.reports) EXPECT_FALSE(report.reason.empty()) << report.kernel;
+}
+
+TEST(Dispatch, B02_CodeRunsWhereItsArchitectureSays) {
+  const char* by_default = "80-real;90a-real;80-virtual";
+  for (int capability : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) EXPECT_TRUE(runs_on(by_default, capability)) << capability;
+  for (int capability : {50, 70, 75}) EXPECT_FALSE(runs_on(by_default, capability)) << capability;
+
+  struct Row {
+    const char* architectures;
+    int capability;
+    bool runs;
+  };
+  const Row rows[] = {{"90a-real", 90, true},     {"90a-real", 100, false},   {"90a", 80, false},       {"80-real", 86, true},
+                      {"86-real", 80, false},     {"80-real", 90, false},     {"80", 120, true},        {"100f-real", 103, true},
+                      {"100f-real", 110, false},  {"100-real;120", 110, false}, {"120-virtual", 121, true}, {"89;90", 89, true},
+                      {"native", 90, true},       {"", 90, false}};
+  for (const Row& row : rows) EXPECT_EQ(runs_on(row.architectures, row.capability), row.runs) << row.architectures << ' ' << row.capability;
 }
 
 // A06: the query names the kernel and says why, for a table of twelve configurations, and forward runs that kernel.

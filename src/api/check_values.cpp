@@ -1,0 +1,95 @@
+#include <fmt/format.h>
+
+#include <cstdint>
+
+#include "api/check.h"
+#include "api/device.h"
+
+namespace delta_attention {
+namespace {
+
+template <class Offset>
+void check_offset_values(const Offset* offsets, std::int64_t stride, const Problem& p) {
+  const auto at = [&](std::int64_t n) { return static_cast<std::int64_t>(offsets[n * stride]); };
+  if (at(0) != 0) throw InvalidArgument("cu_seqlens", "a first entry of 0", std::to_string(at(0)));
+  for (std::int64_t n = 0; n < p.sequences; ++n) {
+    if (at(n + 1) < at(n)) {
+      throw InvalidArgument("cu_seqlens", "entries that never decrease",
+                            fmt::format("entry {} = {} after {}", n + 1, at(n + 1), at(n)));
+    }
+  }
+  if (at(p.sequences) != p.tokens) {
+    throw InvalidArgument("cu_seqlens", fmt::format("a last entry of T = {}", p.tokens), std::to_string(at(p.sequences)));
+  }
+}
+
+/// The bytes of an operand from its first element to the one at `last`.
+HostCopy read_back(const InputOperand& operand, std::int64_t last, const Problem& p) {
+  return HostCopy(operand.data, static_cast<std::size_t>(last + 1) * size_of(operand.dtype), p.device);
+}
+
+double load_number(const void* data, DType dtype, std::int64_t index) {
+  return dtype == DType::f64 ? static_cast<const double*>(data)[index] : load_element(data, dtype, index);
+}
+
+void check_gate_values(const ForwardArgs& args, const Problem& p) {
+  const bool linear = args.gate_space == GateSpace::linear;
+  const bool has_domain = linear || args.gate_space == GateSpace::log || args.gate_space == GateSpace::log2;
+  if (!has_domain || args.log_decay.elements() == 0) return;
+  const bool per_channel = args.log_decay.rank == 4;
+  const std::int64_t channels = per_channel ? p.key_dim : 1;
+  const std::int64_t last = p.log_decay.offset(p.batch - 1, p.tokens - 1, p.value_heads - 1, channels - 1);
+  const HostCopy copy = read_back(p.log_decay, last, p);
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    for (std::int64_t t = 0; t < p.tokens; ++t) {
+      for (std::int64_t h = 0; h < p.value_heads; ++h) {
+        for (std::int64_t c = 0; c < channels; ++c) {
+          const double x = load_number(copy.data(), p.log_decay.dtype, p.log_decay.offset(b, t, h, c));
+          if (linear ? x >= 0.0 && x <= 1.0 : x <= 0.0) continue;
+          throw InvalidArgument(fmt::format(per_channel ? "log_decay[{},{},{},{}]" : "log_decay[{},{},{}]", b, t, h, c),
+                                linear ? "a decay in [0, 1]" : "a log decay <= 0", fmt::format("{}", x));
+        }
+      }
+    }
+  }
+}
+
+void check_pointers(const ForwardArgs& args, Device device) {
+  const std::pair<const char*, ConstTensor> operands[] = {{"q", args.q},
+                                                          {"k", args.k},
+                                                          {"v", args.v},
+                                                          {"log_decay", args.log_decay},
+                                                          {"beta", args.beta},
+                                                          {"initial_state", args.initial_state},
+                                                          {"initial_normalizer", args.initial_normalizer},
+                                                          {"cu_seqlens", args.cu_seqlens},
+                                                          {"a_log", args.a_log},
+                                                          {"dt_bias", args.dt_bias},
+                                                          {"out", args.out},
+                                                          {"final_state", args.final_state},
+                                                          {"final_normalizer", args.final_normalizer}};
+  for (const auto& [operand, view] : operands) {
+    if (view.elements() > 0) require_device_pointer(operand, view.data, device);
+  }
+}
+
+}  // namespace
+
+void check_offsets(const void* offsets, const Problem& p) {
+  const std::int64_t stride = p.cu_seqlens.strides[0];
+  if (p.cu_seqlens.dtype == DType::i32) {
+    check_offset_values(static_cast<const std::int32_t*>(offsets), stride, p);
+  } else {
+    check_offset_values(static_cast<const std::int64_t*>(offsets), stride, p);
+  }
+}
+
+void check_values(const ForwardArgs& args, const Problem& p) {
+  check_pointers(args, p.device);
+  if (p.cu_seqlens.present && p.device.type == DeviceType::cuda) {
+    check_offsets(read_back(p.cu_seqlens, p.cu_seqlens.offset(p.sequences), p).data(), p);
+  }
+  check_gate_values(args, p);
+}
+
+}  // namespace delta_attention

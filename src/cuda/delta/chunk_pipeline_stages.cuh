@@ -1,0 +1,371 @@
+#pragma once
+
+// The stages of the chunk pipeline (chunk_pipeline.cu tells their story): what one block does to one run of tokens, as functions
+// that are tested one by one. All of them are called by every thread of the block, or by whole warps where it says so.
+
+#include <cstdint>
+
+#include "cuda/device/load_channels.cuh"
+#include "cuda/device/micro_chunk.cuh"
+#include "cuda/device/warp.cuh"
+#include "state/gate.h"
+#include "state/state_update.h"
+
+namespace delta_attention::chunk_pipeline_stages {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarpSize;
+
+/// What is fixed at compile time. A recurrence without a gate runs as a scalar gate of 1, which costs one multiplication a state
+/// element and micro-chunk and saves a third of the compiled kernels.
+template <Update kUpdateValue, Gate kGateValue, class SumType, int kKeyTileValue, int kSliceValue>
+struct Policy {
+  static constexpr Update kUpdate = kUpdateValue;
+  static constexpr Gate kGate = kGateValue;
+  using Sum = SumType;
+  static constexpr int kKeyTile = kKeyTileValue;
+  static constexpr int kSlice = kSliceValue;                    // value columns
+  static constexpr int kColumnStride = kSlice + 4;              // keeps the tokens of a column on different banks
+  static constexpr int kColumnLanes = kSlice / kWarps;          // columns that a warp handles side by side
+  static constexpr int kRowLanes = kWarpSize / kColumnLanes;    // lanes that share a column
+  static constexpr int kRows = kKeyTile / kRowLanes;            // rows that a lane holds
+  static constexpr int kLanesPerToken = kRowLanes / kMicroChunk;
+  static constexpr int kBlocksPerMultiprocessor = kKeyTile <= 128 ? 2 : 1;
+  static_assert(kSlice <= kWarpSize && kRows % 4 == 0 && kLanesPerToken >= 1, "lanes read four rows at once");
+  using Tile = StateTile<Sum, kRows, 1>;
+};
+
+/// Which operands' rows may be read in pieces of several channels (reads_in_pieces).
+struct RowAccess {
+  bool q, k, decay;
+};
+
+/// The block's part of the problem.
+struct Block {
+  std::int64_t sequence;
+  std::int64_t batch;
+  std::int64_t first_token;  // of the run, in its batch row
+  int tokens;                // in this run
+  std::int64_t value_head;
+  std::int64_t first_column;
+  int columns;  // of this slice inside V
+  bool first_run, last_run;
+};
+
+template <class P>
+struct SharedRun {
+  float *w, *q, *k, *u, *a_matrix, *decay_end, *beta, *decay, *denominator, *scratch;
+
+  static constexpr int decay_end_width() { return P::kGate == Gate::channel ? P::kKeyTile : 1; }
+
+  static std::size_t bytes(int run_tokens) {
+    const int micro_chunks = run_tokens / kMicroChunk;
+    const int floats = run_tokens * (3 * P::kKeyTile + P::kColumnStride + kMicroChunk + 3) +
+                       micro_chunks * decay_end_width() + kWarps * kMicroChunk;
+    return static_cast<std::size_t>(floats) * sizeof(float);
+  }
+
+  __device__ SharedRun(float* memory, int run_tokens) {
+    const auto take = [&memory](int floats) {
+      float* at = memory;
+      memory += floats;
+      return at;
+    };
+    w = take(run_tokens * P::kKeyTile);
+    q = take(run_tokens * P::kKeyTile);
+    k = take(run_tokens * P::kKeyTile);
+    u = take(run_tokens * P::kColumnStride);
+    a_matrix = take(run_tokens * kMicroChunk);
+    beta = take(run_tokens);
+    decay = take(run_tokens);
+    denominator = take(run_tokens);
+    scratch = take(kWarps * kMicroChunk);
+    decay_end = take(run_tokens / kMicroChunk * decay_end_width());
+  }
+
+  __device__ MicroChunkView micro_chunk(int index, int warp) const {
+    const int token = index * kMicroChunk;
+    return {w + token * P::kKeyTile,
+            q + token * P::kKeyTile,
+            k + token * P::kKeyTile,
+            u + token * P::kColumnStride,
+            a_matrix + token * kMicroChunk,
+            decay_end + index * decay_end_width(),
+            scratch + warp * kMicroChunk,
+            beta + token,
+            decay + token};
+  }
+};
+
+/// The gates of the run, in place of what load_run put there: decays a, 1 for tokens and channels that do not exist.
+template <int kPerLane>
+__device__ __forceinline__ void activate_decays(const Problem& p, const Block& block, int padded_tokens, float* rows) {
+  const DecayReader decays(p, block.value_head);
+  const bool plain = p.gate_space == GateSpace::log;  // the common case, kept free of branches
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll 2
+  for (int t = threadIdx.x / kWarpSize; t < padded_tokens; t += kWarps) {
+    float* row = rows + t * kPerLane * kWarpSize + lane;
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      const int channel = e * kWarpSize + lane;
+      float a = plain ? expf(row[e * kWarpSize]) : 1.0f;
+      if (!plain && channel < p.key_dim) a = decays.activate(row[e * kWarpSize], channel);
+      row[e * kWarpSize] = t < block.tokens && channel < p.key_dim ? a : 1.0f;
+    }
+  }
+}
+
+/// beta and scalar decays, a token a thread.
+__device__ __forceinline__ void load_token_scalars(const Problem& p, const Block& block, int padded_tokens, float* beta,
+                                                float* decay) {
+  const DecayReader decays(p, block.value_head);
+  for (int t = threadIdx.x; t < padded_tokens; t += kThreads) {
+    const bool inside = t < block.tokens;
+    const std::int64_t token = block.first_token + t;
+    beta[t] = inside ? load_beta(p, block.batch, token, block.value_head) : 0.0f;
+    decay[t] = inside && p.gate == Gate::scalar ? decays.load(block.batch, token, 0) : 1.0f;
+  }
+}
+
+__device__ __forceinline__ RowsView rows_of(const InputOperand& operand, const Block& block, std::int64_t head, bool in_pieces,
+                                            std::int64_t size) {
+  return {operand.data, operand.dtype, in_pieces, operand.offset(block.batch, block.first_token, head), operand.strides[1],
+          block.tokens, static_cast<int>(size)};
+}
+
+/// The slice's columns of v, a column a lane.
+template <int kColumns, int kColumnStride>
+__device__ __forceinline__ void load_values(const Problem& p, const Block& block, int padded_tokens, float* u) {
+  constexpr int kTokensAtOnce = kThreads / kColumns;
+  const int column = threadIdx.x % kColumns;
+  const std::int64_t start = p.v.offset(block.batch, block.first_token, block.value_head) + block.first_column + column;
+#pragma unroll 4
+  for (int t = threadIdx.x / kColumns; t < padded_tokens; t += kTokensAtOnce) {
+    const bool wanted = t < block.tokens && column < block.columns;
+    u[t * kColumnStride + column] = wanted ? p.v.load(start + t * p.v.strides[1]) : 0.0f;
+  }
+}
+
+/// Stage A. Everything the run reads. Tokens past the end become neutral: k = 0, beta = 0, a = 1.
+template <class P>
+__device__ void load_run(const Problem& p, const RowAccess& access, const Block& block, int padded_tokens,
+                         const SharedRun<P>& shared) {
+  constexpr int kPerLane = P::kKeyTile / kWarpSize;
+  // One loop, not two or three calls: the code for every dtype and alignment then exists once.
+#pragma unroll 1
+  for (int which = 0; which < (P::kGate == Gate::channel ? 3 : 2); ++which) {
+    const std::int64_t key_head = p.key_head(block.value_head);
+    const RowsView rows = which == 0   ? rows_of(p.q, block, key_head, access.q, p.key_dim)
+                          : which == 1 ? rows_of(p.k, block, key_head, access.k, p.key_dim)
+                                       : rows_of(p.log_decay, block, block.value_head, access.decay, p.key_dim);
+    load_rows<kPerLane>(rows, padded_tokens, which == 0 ? shared.q : which == 1 ? shared.k : shared.w);
+  }
+  load_values<P::kSlice, P::kColumnStride>(p, block, padded_tokens, shared.u);
+  load_token_scalars(p, block, padded_tokens, shared.beta, shared.decay);
+  __syncthreads();
+  if (p.qk_l2norm) {
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) l2normalize_rows<kPerLane>(padded_tokens, which == 0 ? shared.q : shared.k);
+  }
+  if (P::kGate == Gate::channel) activate_decays<kPerLane>(p, block, padded_tokens, shared.w);
+  __syncthreads();
+}
+
+/// The lane's place in the stepping layout: some rows of one column; and the token whose sums it receives.
+template <class P>
+struct LaneRole {
+  int lane, row_lane, column;
+
+  // Lanes of neighbouring columns are neighbours: they read the same rows, and a 16-byte shared-memory read serves equal
+  // addresses of neighbouring lanes at once.
+  __device__ LaneRole() {
+    lane = threadIdx.x % kWarpSize;
+    row_lane = lane / P::kColumnLanes;
+    column = threadIdx.x / kWarpSize * P::kColumnLanes + lane % P::kColumnLanes;
+  }
+  /// Four neighbouring rows a lane, then the next group: 16-byte reads of neighbouring lanes touch neighbouring banks.
+  __device__ int row(int r) const { return r / 4 * (4 * P::kRowLanes) + row_lane * 4 + r % 4; }
+  __device__ int token() const { return row_lane / P::kLanesPerToken; }
+  __device__ bool leads_token() const { return row_lane % P::kLanesPerToken == 0; }
+  /// The lane that leads token j of the same column.
+  __device__ int leader(int j) const { return j * P::kLanesPerToken * P::kColumnLanes + lane % P::kColumnLanes; }
+};
+
+/// The chain's slot in the hand-off memory: element `index` of thread `threadIdx.x`, neighbours in neighbouring threads.
+__device__ __forceinline__ float* handoff_element(float* slot, int index) { return slot + index * kThreads + threadIdx.x; }
+
+template <class P>
+__device__ void load_state(const Problem& p, const Block& block, const LaneRole<P>& role, float* handoff,
+                           typename P::Tile& state) {
+#pragma unroll
+  for (int r = 0; r < P::kRows; ++r) {
+    float value = 0.0f;
+    if (!block.first_run) {
+      value = __ldcg(handoff_element(handoff, r));
+    } else if (p.initial_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
+      value = p.initial_state.load(p.initial_state.offset(block.sequence, block.value_head, role.row(r),
+                                                          block.first_column + role.column));
+    }
+    state.cell[r][0].set(value);
+  }
+}
+
+template <class P>
+__device__ void store_state(const Problem& p, const Block& block, const LaneRole<P>& role, float* handoff,
+                            const typename P::Tile& state) {
+#pragma unroll
+  for (int r = 0; r < P::kRows; ++r) {
+    const float value = state.cell[r][0].value();
+    if (!block.last_run) {
+      __stcg(handoff_element(handoff, r), value);
+    } else if (p.final_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
+      p.final_state.store(p.final_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column),
+                          value);
+    }
+  }
+}
+
+/// S^T x_i of this lane's column, for the lane's token i; x are the micro-chunk's 8 vectors.
+template <class P>
+__device__ __forceinline__ float multiply_state(const typename P::Tile& state, const LaneRole<P>& role, const float* vectors) {
+  float partial[kMicroChunk][1] = {};
+#pragma unroll
+  for (int r = 0; r < P::kRows; r += 4) {
+#pragma unroll
+    for (int i = 0; i < kMicroChunk; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(vectors + i * P::kKeyTile + role.row(r));
+      accumulate_product(state, r, x.x, partial[i]);
+      accumulate_product(state, r + 1, x.y, partial[i]);
+      accumulate_product(state, r + 2, x.z, partial[i]);
+      accumulate_product(state, r + 3, x.w, partial[i]);
+    }
+  }
+  float sums[kMicroChunk];
+#pragma unroll
+  for (int i = 0; i < kMicroChunk; ++i) sums[i] = partial[i][0];
+  return spread_sum<P::kRowLanes, P::kColumnLanes>(sums, role.lane);
+}
+
+/// Stage B. S <- Diag(b_7) S + sum_j R_j u_j^T.
+template <class P>
+__device__ __forceinline__ void advance(const MicroChunkView& chunk, const LaneRole<P>& role,
+                                        const float (&u)[kMicroChunk][1], typename P::Tile& state) {
+#pragma unroll
+  for (int r = 0; r < P::kRows; r += 4) {
+    const float* end = chunk.decay_end;
+    const bool channel = P::kGate == Gate::channel;
+    const float4 b = channel ? *reinterpret_cast<const float4*>(end + role.row(r)) : make_float4(*end, *end, *end, *end);
+    decay(state, r, b.x);
+    decay(state, r + 1, b.y);
+    decay(state, r + 2, b.z);
+    decay(state, r + 3, b.w);
+#pragma unroll
+    for (int j = 0; j < kMicroChunk; ++j) {
+      const float4 key = *reinterpret_cast<const float4*>(chunk.k + j * P::kKeyTile + role.row(r));
+      accumulate(state, r, key.x, u[j]);
+      accumulate(state, r + 1, key.y, u[j]);
+      accumulate(state, r + 2, key.z, u[j]);
+      accumulate(state, r + 3, key.w, u[j]);
+    }
+  }
+}
+
+/// Stage D. u = U - S^T W: the corrections of all 8 tokens in this lane's column. beta is inside U and W already. Tokens past the
+/// end contribute nothing, whatever the state holds.
+template <class P>
+__device__ __forceinline__ void correct_micro_chunk(const MicroChunkView& chunk, int tokens, const LaneRole<P>& role,
+                                                    const typename P::Tile& state, float (&u)[kMicroChunk][1]) {
+  const float value = chunk.u[role.token() * P::kColumnStride + role.column];
+  const float predicted = P::kUpdate == Update::delta ? multiply_state<P>(state, role, chunk.w) : 0.0f;
+  const float own = role.token() < tokens ? correct<P::kUpdate>(value, predicted, 1.0f) : 0.0f;
+#pragma unroll
+  for (int j = 0; j < kMicroChunk; ++j) u[j][0] = __shfl_sync(kFullWarp, own, role.leader(j));
+}
+
+/// Stage C. o = S^T Q + A u of the lane's token and column, from the state before the micro-chunk.
+template <class P>
+__device__ __forceinline__ float read_out(const MicroChunkView& chunk, const LaneRole<P>& role, const typename P::Tile& state,
+                                          const float (&u)[kMicroChunk][1]) {
+  const float* row = chunk.a_matrix + role.token() * kMicroChunk;
+  const float4 low = *reinterpret_cast<const float4*>(row), high = *reinterpret_cast<const float4*>(row + 4);
+  const float weights[kMicroChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  float o = multiply_state<P>(state, role, chunk.q);
+#pragma unroll
+  for (int j = 0; j < kMicroChunk; ++j) {
+    // Later tokens are left out, not multiplied by zero: their values may be anything.
+    const float with_token = o + weights[j] * u[j][0];
+    o = j <= role.token() ? with_token : o;
+  }
+  return o;
+}
+
+/// Stages D, C and B over one micro-chunk. The read-outs stay in shared memory in place of U.
+template <class P>
+__device__ __forceinline__ void step_micro_chunk(const MicroChunkView& chunk, int tokens, const LaneRole<P>& role,
+                                                 typename P::Tile& state) {
+  float u[kMicroChunk][1];
+  correct_micro_chunk<P>(chunk, tokens, role, state, u);
+  const float o = read_out<P>(chunk, role, state, u);
+  if (role.leads_token()) chunk.u[role.token() * P::kColumnStride + role.column] = o;
+  advance<P>(chunk, role, u, state);
+}
+
+/// The normaliser of the run, by one warp: denominators z^T q of every token, z handed on like the state.
+template <class P>
+__device__ void normalize_run(const Problem& p, const Block& block, const SharedRun<P>& shared, int micro_chunks,
+                              float* handoff) {
+  constexpr int kPerLane = P::kKeyTile / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
+  typename P::Sum z[kPerLane];
+#pragma unroll
+  for (int e = 0; e < kPerLane; ++e) {
+    const int channel = e * kWarpSize + lane;
+    float value = 0.0f;
+    if (!block.first_run) {
+      value = __ldcg(handoff + channel);
+    } else if (p.initial_normalizer.present && channel < p.key_dim) {
+      value = p.initial_normalizer.load(p.initial_normalizer.offset(block.sequence, block.value_head, channel));
+    }
+    z[e].set(value);
+  }
+  for (int m = 0; m < micro_chunks; ++m) {
+    const MicroChunkView chunk = shared.micro_chunk(m, 0);
+    for (int i = 0; i < kMicroChunk; ++i) {
+      float part = 0.0f;
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e) part += z[e].value() * chunk.q[i * P::kKeyTile + e * kWarpSize + lane];
+      if (lane <= i && lane < kMicroChunk) part += chunk.a_matrix[i * kMicroChunk + lane];
+      const float denominator = warp_sum(part);
+      if (lane == 0) shared.denominator[m * kMicroChunk + i] = denominator;
+    }
+#pragma unroll
+    for (int e = 0; e < kPerLane; ++e) {
+      z[e].scale(chunk.decay_end[P::kGate == Gate::channel ? e * kWarpSize + lane : 0]);
+      for (int j = 0; j < kMicroChunk; ++j) z[e].add(chunk.k[j * P::kKeyTile + e * kWarpSize + lane]);
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < kPerLane; ++e) {
+    const int channel = e * kWarpSize + lane;
+    if (!block.last_run) {
+      __stcg(handoff + channel, z[e].value());
+    } else if (p.final_normalizer.present && block.first_column == 0 && channel < p.key_dim) {
+      p.final_normalizer.store(p.final_normalizer.offset(block.sequence, block.value_head, channel), z[e].value());
+    }
+  }
+}
+
+/// o = scale * numerator [/ denominator], neighbouring columns by neighbouring threads.
+template <class P>
+__device__ void store_outputs(const Problem& p, const Block& block, const SharedRun<P>& shared) {
+  for (int i = threadIdx.x; i < block.tokens * P::kSlice; i += kThreads) {
+    const int t = i / P::kSlice, column = i % P::kSlice;
+    if (column >= block.columns) continue;
+    float o = p.scale * shared.u[t * P::kColumnStride + column];
+    if (p.normalize) o /= shared.denominator[t];
+    p.out.store(p.out.offset(block.batch, block.first_token + t, block.value_head) + block.first_column + column, o);
+  }
+}
+
+}  // namespace delta_attention::chunk_pipeline_stages
