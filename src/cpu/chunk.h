@@ -69,7 +69,11 @@ struct Chunk {
 /// Advances state and normaliser over chunk.tokens tokens and fills chunk.out.
 using ChunkRoutine = void (*)(const Chunk& chunk);
 
-/// row[i] <- e^row[i]; `size` is a multiple of kAlignment and `row` starts on a cache line.
-using RowRoutine = void (*)(float* row, Index size);
+/// x <- e^x for `size` floats, a multiple of kAlignment, that start on a cache line.
+using ExponentiateRow = void (*)(float* row, Index size);
+
+/// x <- x / sqrt(sum x^2 + epsilon) for `size` floats that start on a cache line and are padded with zeros to
+/// kAlignment.
+using L2NormalizeRow = void (*)(float* row, Index size, float epsilon);
 
 }  // namespace delta_attention::cpu_kernels

@@ -8,16 +8,16 @@
 //
 // The state is walked a few times per chunk, by products that use what they load many times, instead of a few times per
 // token. The UT transform of the DeltaNet papers (Yang et al., arXiv:2406.06484; gated: 2412.06464; per channel:
-// 2510.26692) is here a forward substitution on u itself, a block of 16 tokens at a time: no inverse and no powers of the
-// pair matrix, so nearly parallel keys cost no accuracy.
+// 2510.26692) is here a forward substitution on u itself, a block of 16 tokens at a time: no inverse and no powers of
+// the pair matrix, so nearly parallel keys cost no accuracy.
 //
 // Decays. b_i/b_j is never formed by a division: it is the product a_{j+1}...a_i, every factor and every partial
 // product at most 1, so the strongest gates (and a = 0) only ever underflow to the zero they mean.
 //   scalar   the products of pairs run along with i (pair_decay) and multiply the undecayed <k_i, k_j>.
 //   channel  inside a block the keys themselves are decayed as i advances (block_keys). Between blocks the product is
 //            cut at the start of i's block: keys_by_channel holds k_j decayed up to there, query_rows and key_rows the
-//            rest, and the pairs are one matrix product. After the last block keys_by_channel holds (b_F/b_j) k_j, ready
-//            for the state.
+//            rest, and the pairs are one matrix product. After the last block keys_by_channel holds (b_F/b_j) k_j,
+//            ready for the state.
 //
 // No leak. A row of pairs is used up to its diagonal and no further, products run over earlier blocks only, and vector
 // lanes are never summed across tokens: what a later token holds, NaN included, cannot touch an earlier output. Each
@@ -48,15 +48,6 @@ constexpr int kTileRows = kLanes == 16 ? 8 : 4;
 
 Index smaller(Index a, Index b) { return a < b ? a : b; }
 Index round_up(Index n, Index unit) { return (n + unit - 1) / unit * unit; }
-
-float sum_of_lanes(Vector x) {
-  typedef float Four __attribute__((vector_size(4 * sizeof(float))));
-  Four parts[kLanes / 4];
-  __builtin_memcpy(parts, &x, sizeof parts);
-  Four sum = parts[0];
-  for (int i = 1; i < kLanes / 4; ++i) sum += parts[i];
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
 
 /// A matrix by its first element and the distance of its rows.
 struct Rows {

@@ -59,17 +59,6 @@ void store_run(const OutputOperand& x, Index offset, Index stride, Index count, 
   }
 }
 
-/// Sixteen running sums, so that the additions need not wait for each other; the order is fixed all the same.
-float sum_of_squares(const float* x, Index padded_size) {
-  float sums[kAlignment] = {};
-  for (Index i = 0; i < padded_size; i += kAlignment) {
-    for (Index lane = 0; lane < kAlignment; ++lane) sums[lane] += x[i + lane] * x[i + lane];
-  }
-  float total = 0.0f;
-  for (float sum : sums) total += sum;
-  return total;
-}
-
 }  // namespace
 
 HeadBuffers::HeadBuffers(const Problem& problem, const ChunkRoutines& routines, Index columns)
@@ -143,9 +132,7 @@ void HeadBuffers::load_state(const HeadSlice& slice, const float* normalizers) {
 
 void HeadBuffers::load_key_row(const InputOperand& x, Index batch, Index token, Index head, float* row) const {
   load_run(x, x.offset(batch, token, head), 1, problem_.key_dim, row);
-  if (!problem_.qk_l2norm) return;
-  const float factor = l2norm_factor(sum_of_squares(row, chunk_.key_stride));
-  for (Index i = 0; i < problem_.key_dim; ++i) row[i] *= factor;
+  if (problem_.qk_l2norm) routines_.l2_normalize_row(row, problem_.key_dim, kL2NormEpsilon);
 }
 
 /// The rows of one head lie far apart, often pages, where no hardware prefetcher follows: the routines ask for them

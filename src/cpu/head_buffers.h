@@ -23,7 +23,7 @@ struct HeadSlice {
 
 class HeadBuffers {
  public:
-  /// Room for slices of up to `columns` columns. The routines are what decays are computed with.
+  /// Room for slices of up to `columns` columns. The routines are those that rows are prepared with.
   HeadBuffers(const Problem& problem, const ChunkRoutines& routines, Index columns);
 
   /// Initial state and normaliser. `normalizers` is [N,HV,K] in f32, or null for zeros.

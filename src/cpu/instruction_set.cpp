@@ -5,14 +5,15 @@
 
 namespace delta_attention {
 
-#define DELTA_ATTENTION_DECLARE_ROUTINES(space)               \
-  namespace space {                                           \
-  void sequential_chunk(const cpu_kernels::Chunk& chunk);     \
-  void chunkwise_chunk(const cpu_kernels::Chunk& chunk);      \
-  void exponentiate_row(float* row, cpu_kernels::Index size); \
+#define DELTA_ATTENTION_DECLARE_ROUTINES(space)                              \
+  namespace space {                                                          \
+  void sequential_chunk(const cpu_kernels::Chunk& chunk);                    \
+  void chunkwise_chunk(const cpu_kernels::Chunk& chunk);                     \
+  void exponentiate_row(float* row, cpu_kernels::Index size);                \
+  void l2_normalize_row(float* row, cpu_kernels::Index size, float epsilon); \
   }
 #define DELTA_ATTENTION_ROUTINES(space) \
-  { #space, space::sequential_chunk, space::chunkwise_chunk, space::exponentiate_row }
+  { #space, space::sequential_chunk, space::chunkwise_chunk, space::exponentiate_row, space::l2_normalize_row }
 
 DELTA_ATTENTION_DECLARE_ROUTINES(cpu_baseline)
 #if defined(DELTA_ATTENTION_CPU_X86)

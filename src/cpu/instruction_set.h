@@ -12,7 +12,8 @@ struct ChunkRoutines {
   const char* instruction_set;
   ChunkRoutine sequential;
   ChunkRoutine chunkwise;
-  RowRoutine exponentiate_row;
+  ExponentiateRow exponentiate_row;
+  L2NormalizeRow l2_normalize_row;
 };
 
 /// What this processor runs, the best first.

@@ -26,4 +26,13 @@ __attribute__((always_inline)) static inline const Vector& vector_at(const float
   return *reinterpret_cast<const Vector*>(data);
 }
 
+__attribute__((always_inline)) static inline float sum_of_lanes(Vector x) {
+  typedef float Four __attribute__((vector_size(4 * sizeof(float))));
+  Four parts[kLanes / 4];
+  __builtin_memcpy(parts, &x, sizeof parts);
+  Four sum = parts[0];
+  for (int i = 1; i < kLanes / 4; ++i) sum += parts[i];
+  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
 }  // namespace delta_attention::DELTA_ATTENTION_ISA

@@ -1,9 +1,5 @@
-// e^x for whole rows: the decays of a channel gate are one exponential per key and channel, as many as there are
-// inputs.
-//
-// x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the first term left out is below
-// 6e-9), and 2^n in two factors, so that results below the smallest normal number round once. -inf gives 0, NaN stays
-// NaN.
+// What is done to whole rows as they are loaded: the l2 norm of q and k, and e^x for the decays of a channel gate,
+// which are as many as the inputs.
 //
 // Compiled once per instruction set, as chunkwise.cpp is.
 
@@ -25,6 +21,9 @@ Vector power_of_two(IntegerVector n) {
   return (Vector)bits;
 }
 
+/// x = n ln 2 + r with |r| <= ln 2 / 2, e^r by its Taylor polynomial of degree 7 (the first term left out is below
+/// 6e-9), and 2^n in two factors, so that results below the smallest normal number round once. -inf gives 0, NaN stays
+/// NaN.
 Vector exponential(Vector x) {
   x = x < kLeast ? Vector{} + kLeast : x;
   x = x > kMost ? Vector{} + kMost : x;
@@ -40,6 +39,13 @@ Vector exponential(Vector x) {
 }
 
 }  // namespace
+
+void l2_normalize_row(float* row, Index size, float epsilon) {
+  Vector sums{};
+  for (Index i = 0; i < size; i += kLanes) sums += vector_at(row + i) * vector_at(row + i);
+  const float factor = 1.0f / __builtin_sqrtf(sum_of_lanes(sums) + epsilon);
+  for (Index i = 0; i < size; ++i) row[i] *= factor;  // and not the padding: a NaN there would stay for later tokens
+}
 
 void exponentiate_row(float* row, Index size) {
   for (Index i = 0; i < size; i += kLanes) vector_at(row + i) = exponential(vector_at(row + i));
