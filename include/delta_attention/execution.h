@@ -12,8 +12,8 @@ struct Execution {
   void* stream = nullptr;
 
   /// Scratch memory on the tensors' device, 256-byte aligned, at least delta_attention_workspace() bytes.
-  /// With one, the call allocates nothing and can be captured in a CUDA graph. Without one, it allocates what it needs
-  /// (on CUDA stream-ordered, with cudaMallocAsync).
+  /// With one, a CUDA call allocates nothing and can be captured in a CUDA graph. Without one, it allocates what it needs,
+  /// stream-ordered, with cudaMallocAsync. CPU kernels keep their buffers, whose size depends on the threads, to themselves.
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 

@@ -51,7 +51,9 @@ const Kernel& require_kernel(const Problem& problem, const DeviceProperties& dev
   bool known = is_automatic(execution);
   for (const KernelReport& report : choice.reports) {
     if (report.supported) able += (able.empty() ? "" : ", ") + report.kernel;
-    if (is_automatic(execution)) reasons += fmt::format("\n  {}: {}", report.kernel, report.reason);
+    if (is_automatic(execution)) {
+      reasons += fmt::format("\n  {}: {}", report.kernel, report.supported ? "can, but only when asked for by name" : report.reason);
+    }
     if (report.kernel == execution.kernel) {
       known = true;
       reasons = ": " + report.reason;

@@ -20,13 +20,13 @@
 // hardware's order, and any number of blocks. cu_seqlens is read on the device: no host synchronisation, graphs replay with new
 // lengths.
 //
-// Roles. 8 warps. While preparing, a warp takes every eighth micro-chunk and a lane K/32 channels. While stepping, 16 (slices of
-// 16 columns) or 8 lanes (slices of 32) share a column, each holding its part of the K rows of the state in registers, so a
-// product S^T x is a sum in registers and 4 or 3 shuffle steps.
+// Roles. 8 warps. While preparing, a warp takes every eighth micro-chunk and a lane K/32 channels. While stepping, a warp owns
+// 4 columns (so 4 of the warps step slices of 16 columns, all 8 step slices of 32); 8 lanes share a column, each holding K/8
+// rows of the state in registers, so a product S^T x is a sum in registers and 3 shuffle steps.
 //
 // Budget. Shared memory a token: 3 rows of K floats, one of the slice's columns, and small change: a run is the largest of 128,
 // 64, 32, 16 tokens that lets two blocks share an SM (one for K > 128): 64 tokens for K = 128, 128 for K <= 64. At most 128
-// registers a thread, of which the state takes K/16 or K/8.
+// registers a thread (K <= 128), of which the state takes K/8.
 //
 // Wins against step_loop by its launches and by keeping the state on chip for a whole run. Loses where chains are few and
 // long: blocks of one chain work one after another, so B * HV * V/16 chains must fill the GPU. Measured ratios:
@@ -207,14 +207,16 @@ __global__ void __launch_bounds__(kThreads, P::kBlocksPerMultiprocessor) chunk_p
   __syncthreads();
 
   if (!block.first_run) wait_for(params.progress + chain, run.index);
-  const LaneRole<P> role;
-  typename P::Tile state;
-  load_state<P>(p, block, role, handoff, state);
-  for (int m = 0; m < micro_chunks; ++m) {
-    step_micro_chunk<P>(shared.micro_chunk(m, warp), block.tokens - m * kMicroChunk, role, state);
-  }
   if (p.normalize && warp == kWarps - 1) normalize_run(p, block, shared, micro_chunks, handoff_normalizer);
-  store_state<P>(p, block, role, handoff, state);
+  if (warp < P::kStepWarps) {
+    const LaneRole<P> role;
+    typename P::Tile state;
+    load_state<P>(p, block, role, handoff, state);
+    for (int m = 0; m < micro_chunks; ++m) {
+      step_micro_chunk<P>(shared.micro_chunk(m, warp), block.tokens - m * kMicroChunk, role, state);
+    }
+    store_state<P>(p, block, role, handoff, state);
+  }
   if (block.last_run) {
     __syncthreads();
   } else {

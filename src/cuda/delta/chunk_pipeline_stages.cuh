@@ -24,14 +24,14 @@ struct Policy {
   static constexpr Gate kGate = kGateValue;
   using Sum = SumType;
   static constexpr int kKeyTile = kKeyTileValue;
-  static constexpr int kSlice = kSliceValue;                    // value columns
-  static constexpr int kColumnStride = kSlice + 4;              // keeps the tokens of a column on different banks
-  static constexpr int kColumnLanes = kSlice / kWarps;          // columns that a warp handles side by side
-  static constexpr int kRowLanes = kWarpSize / kColumnLanes;    // lanes that share a column
-  static constexpr int kRows = kKeyTile / kRowLanes;            // rows that a lane holds
-  static constexpr int kLanesPerToken = kRowLanes / kMicroChunk;
+  static constexpr int kSlice = kSliceValue;                  // value columns
+  static constexpr int kColumnStride = kSlice + 4;            // keeps the tokens of a column on different banks
+  static constexpr int kRowLanes = kMicroChunk;               // lanes that share a column; each receives one token's sums
+  static constexpr int kColumnLanes = kWarpSize / kRowLanes;  // columns that a warp steps side by side
+  static constexpr int kStepWarps = kSlice / kColumnLanes;    // the other warps help to load and prepare only
+  static constexpr int kRows = kKeyTile / kRowLanes;          // rows that a lane holds
   static constexpr int kBlocksPerMultiprocessor = kKeyTile <= 128 ? 2 : 1;
-  static_assert(kSlice <= kWarpSize && kRows % 4 == 0 && kLanesPerToken >= 1, "lanes read four rows at once");
+  static_assert(kStepWarps <= kWarps && kRows % 4 == 0, "lanes read four rows at once");
   using Tile = StateTile<Sum, kRows, 1>;
 };
 
@@ -172,28 +172,30 @@ __device__ void load_run(const Problem& p, const RowAccess& access, const Block&
   __syncthreads();
 }
 
-/// The lane's place in the stepping layout: some rows of one column; and the token whose sums it receives.
+/// A lane's place in the stepping layout (the first kStepWarps warps): some rows of one column, and the token of a micro-chunk
+/// whose sums it receives.
 template <class P>
 struct LaneRole {
-  int lane, row_lane, column;
+  int lane, token, column;
 
   // Lanes of neighbouring columns are neighbours: they read the same rows, and a 16-byte shared-memory read serves equal
   // addresses of neighbouring lanes at once.
   __device__ LaneRole() {
     lane = threadIdx.x % kWarpSize;
-    row_lane = lane / P::kColumnLanes;
+    token = lane / P::kColumnLanes;
     column = threadIdx.x / kWarpSize * P::kColumnLanes + lane % P::kColumnLanes;
   }
-  /// Four neighbouring rows a lane, then the next group: 16-byte reads of neighbouring lanes touch neighbouring banks.
-  __device__ int row(int r) const { return r / 4 * (4 * P::kRowLanes) + row_lane * 4 + r % 4; }
-  __device__ int token() const { return row_lane / P::kLanesPerToken; }
-  __device__ bool leads_token() const { return row_lane % P::kLanesPerToken == 0; }
-  /// The lane that leads token j of the same column.
-  __device__ int leader(int j) const { return j * P::kLanesPerToken * P::kColumnLanes + lane % P::kColumnLanes; }
+  /// Four neighbouring rows a lane, then the next group: 16-byte reads of neighbouring row lanes touch neighbouring banks.
+  __device__ int row(int r) const { return r / 4 * (4 * P::kRowLanes) + token * 4 + r % 4; }
+  /// The lane that receives token j's sums of the same column.
+  __device__ int lane_of(int j) const { return j * P::kColumnLanes + lane % P::kColumnLanes; }
 };
 
-/// The chain's slot in the hand-off memory: element `index` of thread `threadIdx.x`, neighbours in neighbouring threads.
-__device__ __forceinline__ float* handoff_element(float* slot, int index) { return slot + index * kThreads + threadIdx.x; }
+/// The chain's slot in the hand-off memory: element `index` of this thread, neighbouring threads' side by side.
+template <class P>
+__device__ __forceinline__ float* handoff_element(float* slot, int index) {
+  return slot + index * (P::kStepWarps * kWarpSize) + threadIdx.x;
+}
 
 template <class P>
 __device__ void load_state(const Problem& p, const Block& block, const LaneRole<P>& role, float* handoff,
@@ -202,7 +204,7 @@ __device__ void load_state(const Problem& p, const Block& block, const LaneRole<
   for (int r = 0; r < P::kRows; ++r) {
     float value = 0.0f;
     if (!block.first_run) {
-      value = __ldcg(handoff_element(handoff, r));
+      value = __ldcg(handoff_element<P>(handoff, r));
     } else if (p.initial_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
       value = p.initial_state.load(p.initial_state.offset(block.sequence, block.value_head, role.row(r),
                                                           block.first_column + role.column));
@@ -218,7 +220,7 @@ __device__ void store_state(const Problem& p, const Block& block, const LaneRole
   for (int r = 0; r < P::kRows; ++r) {
     const float value = state.cell[r][0].value();
     if (!block.last_run) {
-      __stcg(handoff_element(handoff, r), value);
+      __stcg(handoff_element<P>(handoff, r), value);
     } else if (p.final_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
       p.final_state.store(p.final_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column),
                           value);
@@ -276,18 +278,18 @@ __device__ __forceinline__ void advance(const MicroChunkView& chunk, const LaneR
 template <class P>
 __device__ __forceinline__ void correct_micro_chunk(const MicroChunkView& chunk, int tokens, const LaneRole<P>& role,
                                                     const typename P::Tile& state, float (&u)[kMicroChunk][1]) {
-  const float value = chunk.u[role.token() * P::kColumnStride + role.column];
+  const float value = chunk.u[role.token * P::kColumnStride + role.column];
   const float predicted = P::kUpdate == Update::delta ? multiply_state<P>(state, role, chunk.w) : 0.0f;
-  const float own = role.token() < tokens ? correct<P::kUpdate>(value, predicted, 1.0f) : 0.0f;
+  const float own = role.token < tokens ? correct<P::kUpdate>(value, predicted, 1.0f) : 0.0f;
 #pragma unroll
-  for (int j = 0; j < kMicroChunk; ++j) u[j][0] = __shfl_sync(kFullWarp, own, role.leader(j));
+  for (int j = 0; j < kMicroChunk; ++j) u[j][0] = __shfl_sync(kFullWarp, own, role.lane_of(j));
 }
 
 /// Stage C. o = S^T Q + A u of the lane's token and column, from the state before the micro-chunk.
 template <class P>
 __device__ __forceinline__ float read_out(const MicroChunkView& chunk, const LaneRole<P>& role, const typename P::Tile& state,
                                           const float (&u)[kMicroChunk][1]) {
-  const float* row = chunk.a_matrix + role.token() * kMicroChunk;
+  const float* row = chunk.a_matrix + role.token * kMicroChunk;
   const float4 low = *reinterpret_cast<const float4*>(row), high = *reinterpret_cast<const float4*>(row + 4);
   const float weights[kMicroChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   float o = multiply_state<P>(state, role, chunk.q);
@@ -295,7 +297,7 @@ __device__ __forceinline__ float read_out(const MicroChunkView& chunk, const Lan
   for (int j = 0; j < kMicroChunk; ++j) {
     // Later tokens are left out, not multiplied by zero: their values may be anything.
     const float with_token = o + weights[j] * u[j][0];
-    o = j <= role.token() ? with_token : o;
+    o = j <= role.token ? with_token : o;
   }
   return o;
 }
@@ -307,7 +309,7 @@ __device__ __forceinline__ void step_micro_chunk(const MicroChunkView& chunk, in
   float u[kMicroChunk][1];
   correct_micro_chunk<P>(chunk, tokens, role, state, u);
   const float o = read_out<P>(chunk, role, state, u);
-  if (role.leads_token()) chunk.u[role.token() * P::kColumnStride + role.column] = o;
+  chunk.u[role.token * P::kColumnStride + role.column] = o;
   advance<P>(chunk, role, u, state);
 }
 
