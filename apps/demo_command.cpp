@@ -195,8 +195,9 @@ void print_introduction(const SafetensorsFile& file, const std::vector<Case>& ca
   const std::string model = metadata(file, "model"), text = metadata(file, "text");
   if (!model.empty()) fmt::print("  q, k and v of an attention layer of {}\n", model);
   if (!text.empty()) fmt::print("  reading {}\n", text);
-  if (!metadata(file, "rule").empty())
+  if (!metadata(file, "rule").empty()) {
     fmt::print("  beta and decays made from these by the rule in the file's metadata\n");
+  }
   fmt::print("  for the delta rule q and k are scaled to unit length\n");
   fmt::print("\nMachine\n");
   std::string unused;

@@ -72,8 +72,9 @@ void use_gpu(int index) {
   std::string reason;
   const int count = gpu_count(reason);
   if (count == 0) throw NoDevice("no CUDA device: " + reason);
-  if (index >= count)
+  if (index >= count) {
     throw NoDevice(fmt::format("cuda:{} was asked for; this machine has {} CUDA device(s)", index, count));
+  }
   require_success(cudaSetDevice(index), "cudaSetDevice");
 }
 

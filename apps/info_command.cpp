@@ -108,8 +108,9 @@ ordered_json facts() {
     facts["kernels"].push_back({{"name", kernel.kernel}, {"summary", kernel.summary}});
   }
   facts["recurrences"] = ordered_json::array();
-  for (const Preset& preset : kPresets)
+  for (const Preset& preset : kPresets) {
     facts["recurrences"].push_back({{"name", preset.name}, {"formula", preset.formula}});
+  }
   return facts;
 }
 
@@ -142,8 +143,9 @@ void print_facts(const ordered_json& facts) {
   }
   if (index == 0) fmt::print("  cuda     none: {}\n", text(facts["why_no_gpu"]));
   fmt::print("\nKernels (run --kernel NAME)\n");
-  for (const ordered_json& kernel : facts["kernels"])
+  for (const ordered_json& kernel : facts["kernels"]) {
     fmt::print("  {:<20} {}\n", text(kernel["name"]), text(kernel["summary"]));
+  }
   fmt::print("\nRecurrences (run --recurrence NAME). S is the state, K x V; out = scale S^T q\n");
   for (const ordered_json& preset : facts["recurrences"]) {
     fmt::print("  {:<20} {}\n", text(preset["name"]), text(preset["formula"]));

@@ -74,8 +74,9 @@ class HeaderGuard {
 };
 
 json parse_json(std::string_view text) {
-  if (text.empty() || text.front() != '{')
+  if (text.empty() || text.front() != '{') {
     throw BadInput("the header does not begin with '{': this is no safetensors file");
+  }
   HeaderGuard guard;
   try {
     return json::parse(text.begin(), text.end(),
@@ -95,8 +96,9 @@ std::vector<std::uint64_t> whole_numbers(const std::string& name, const json& ar
   if (!array.is_array()) bad(name, fmt::format("'{}' is not a list", key));
   std::vector<std::uint64_t> numbers;
   for (const json& number : array) {
-    if (!number.is_number_unsigned())
+    if (!number.is_number_unsigned()) {
       bad(name, fmt::format("'{}' holds something else than whole numbers of 0 or more", key));
+    }
     numbers.push_back(number.get<std::uint64_t>());
   }
   return numbers;
@@ -218,8 +220,9 @@ std::uint64_t read_header_length(const InputFile& file, std::uint64_t size) {
     throw BadInput(fmt::format(
         "the header says it is {} bytes long, the file has {}: truncated, or no safetensors file", length, size));
   }
-  if (length > kMostHeaderBytes)
+  if (length > kMostHeaderBytes) {
     throw BadInput(fmt::format("a header of {} bytes; the format allows {}", length, kMostHeaderBytes));
+  }
   return length;
 }
 

@@ -33,7 +33,9 @@ inline void store(const Tensor& x, double value, Index i, Index j, Index k = 0, 
   const Index at = i * x.strides[0] + j * x.strides[1] + k * x.strides[2] + l * x.strides[3];
   switch (x.dtype) {
     case DType::f64: static_cast<double*>(x.data)[at] = value; return;
-    case DType::f16: static_cast<Eigen::half*>(x.data)[at] = static_cast<Eigen::half>(static_cast<float>(value)); return;
+    case DType::f16:
+      static_cast<Eigen::half*>(x.data)[at] = static_cast<Eigen::half>(static_cast<float>(value));
+      return;
     case DType::bf16:
       static_cast<Eigen::bfloat16*>(x.data)[at] = static_cast<Eigen::bfloat16>(static_cast<float>(value));
       return;

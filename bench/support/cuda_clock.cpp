@@ -127,8 +127,9 @@ ForwardArgs DeviceOperands::args() const {
 }
 
 void DeviceOperands::poison_outputs() {
-  for (Operand output : {kOut, kFinalState})
+  for (Operand output : {kOut, kFinalState}) {
     DELTA_ATTENTION_CUDA(cudaMemset(memory_[output]->data(), kPoison, sizes_[output]));
+  }
   DELTA_ATTENTION_CUDA(cudaDeviceSynchronize());
 }
 

@@ -47,11 +47,11 @@ enum class BetaSpace : std::int32_t {
 /// q, k, v, out and a per-channel log_decay have stride 1 on their last axis; every other stride is free, so [B,H,T,K]
 /// buffers serve through permuted(). Value head h reads query/key head h / (HV / H).
 struct ForwardArgs {
-  ConstTensor q, k;       // [B,T,H,K]
-  ConstTensor v;          // [B,T,HV,V]
-  ConstTensor log_decay;  // none (a = 1) | [B,T,HV] for Gate::scalar | [B,T,HV,K] for Gate::channel; see gate_space
-  ConstTensor beta;       // none (beta = 1) | [B,T,HV]; see beta_space
-  ConstTensor initial_state;       // none (zeros) | [N,HV,K,V], stride 1 on V or on K, so [N,HV,V,K] memory serves permuted
+  ConstTensor q, k;           // [B,T,H,K]
+  ConstTensor v;              // [B,T,HV,V]
+  ConstTensor log_decay;      // none (a = 1) | [B,T,HV] for Gate::scalar | [B,T,HV,K] for Gate::channel; see gate_space
+  ConstTensor beta;           // none (beta = 1) | [B,T,HV]; see beta_space
+  ConstTensor initial_state;  // none (zeros) | [N,HV,K,V], stride 1 on V or on K, so [N,HV,V,K] memory serves permuted
   ConstTensor initial_normalizer;  // none (zeros) | [N,HV,K]; normalised recurrences only
   ConstTensor cu_seqlens;          // none | [N+1] i32 or i64: B = 1 and sequence n is tokens [cu[n], cu[n+1])
 
@@ -92,8 +92,8 @@ struct KernelReport {
 };
 
 struct DispatchInfo {
-  std::string kernel;  // the kernel that would run; empty if none can
-  std::string reason;  // why this one
+  std::string kernel;                 // the kernel that would run; empty if none can
+  std::string reason;                 // why this one
   std::vector<KernelReport> kernels;  // every kernel of this build
 };
 

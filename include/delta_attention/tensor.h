@@ -101,13 +101,21 @@ namespace detail {
 template <class Element>
 struct dtype_of;
 template <>
-struct dtype_of<float> { static constexpr DType value = DType::f32; };
+struct dtype_of<float> {
+  static constexpr DType value = DType::f32;
+};
 template <>
-struct dtype_of<double> { static constexpr DType value = DType::f64; };
+struct dtype_of<double> {
+  static constexpr DType value = DType::f64;
+};
 template <>
-struct dtype_of<std::int32_t> { static constexpr DType value = DType::i32; };
+struct dtype_of<std::int32_t> {
+  static constexpr DType value = DType::i32;
+};
 template <>
-struct dtype_of<std::int64_t> { static constexpr DType value = DType::i64; };
+struct dtype_of<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
 
 template <class View, class Pointer>
 constexpr View strided(Pointer data, DType dtype, std::initializer_list<std::int64_t> shape,

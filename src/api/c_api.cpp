@@ -208,8 +208,9 @@ CTensor contiguous_view(Pointer data, std::int32_t dtype, std::int32_t rank, con
 using namespace delta_attention;
 
 void delta_attention_c_args_init(delta_attention_c_args* args, size_t struct_size) {
-  if (clear(args, struct_size) && struct_size >= kFirstArgsSize)
+  if (clear(args, struct_size) && struct_size >= kFirstArgsSize) {
     args->gate_lower_bound = ForwardArgs().gate_lower_bound;
+  }
 }
 
 void delta_attention_c_execution_init(delta_attention_c_execution* execution, size_t struct_size) {

@@ -78,13 +78,16 @@ std::int64_t last_offset(const Named& operand) {
   std::int64_t last = 0;
   for (int axis = 0; axis < operand.view.rank; ++axis) {
     std::int64_t reach = 0;
-    if (__builtin_mul_overflow(std::max<std::int64_t>(operand.view.shape[axis] - 1, 0), operand.view.strides[axis], &reach) ||
+    if (__builtin_mul_overflow(std::max<std::int64_t>(operand.view.shape[axis] - 1, 0), operand.view.strides[axis],
+                               &reach) ||
         __builtin_add_overflow(last, reach, &last)) {
       throw InvalidArgument(operand.name, "offsets that fit in 64 bits", stride_text(operand.view));
     }
   }
   constexpr std::int64_t kMostElements = INT64_MAX / 16;
-  if (last > kMostElements) throw InvalidArgument(operand.name, "offsets that fit in 64 bits", stride_text(operand.view));
+  if (last > kMostElements) {
+    throw InvalidArgument(operand.name, "offsets that fit in 64 bits", stride_text(operand.view));
+  }
   return last;
 }
 
@@ -98,7 +101,8 @@ void require_distinct_elements(const Named& operand) {
   std::int64_t reach = 0;
   for (const auto& [stride, extent] : axes) {
     if (stride <= reach) {
-      throw InvalidArgument(operand.name, "strides that give every element memory of its own", stride_text(operand.view));
+      throw InvalidArgument(operand.name, "strides that give every element memory of its own",
+                            stride_text(operand.view));
     }
     reach += stride * (extent - 1);
   }
@@ -176,7 +180,8 @@ struct Span {
 Span span_of(const Named& operand) {
   const auto* begin = static_cast<const char*>(operand.view.data);
   const std::int64_t count = last_offset(operand) + 1;
-  return {begin, begin + count * static_cast<std::int64_t>(size_of(operand.view.dtype)), operand.view.elements() == count};
+  return {begin, begin + count * static_cast<std::int64_t>(size_of(operand.view.dtype)),
+          operand.view.elements() == count};
 }
 
 bool same_view(const View& a, const View& b) {
@@ -211,7 +216,8 @@ void check_gate(const ForwardArgs& args, const Problem& p) {
     if (args.recurrence.gate == Gate::scalar) {
       require_shape("log_decay", args.log_decay, {p.batch, p.tokens, p.value_heads}, "[B,T,HV] (scalar gate)");
     } else {
-      require_shape("log_decay", args.log_decay, {p.batch, p.tokens, p.value_heads, p.key_dim}, "[B,T,HV,K] (channel gate)");
+      require_shape("log_decay", args.log_decay, {p.batch, p.tokens, p.value_heads, p.key_dim},
+                    "[B,T,HV,K] (channel gate)");
       require_unit_stride("log_decay", args.log_decay, 3);
     }
   }
@@ -238,7 +244,8 @@ void check_gate(const ForwardArgs& args, const Problem& p) {
 }
 
 void check_states(const ForwardArgs& args, const Problem& p) {
-  const std::pair<const char*, View> states[] = {{"initial_state", args.initial_state}, {"final_state", args.final_state}};
+  const std::pair<const char*, View> states[] = {{"initial_state", args.initial_state},
+                                                 {"final_state", args.final_state}};
   for (const auto& [operand, state] : states) {
     if (!state.present()) continue;
     require_shape(operand, state, {p.sequences, p.value_heads, p.key_dim, p.value_dim}, "[N,HV,K,V]");
@@ -315,7 +322,8 @@ void require_known_enums(const ForwardArgs& args) {
   const auto require = [](bool ok, const char* operand, int value) {
     if (!ok) throw InvalidArgument(operand, "one of its enumerators", std::to_string(value));
   };
-  require(in_range(args.recurrence.update, Update::delta), "recurrence.update", static_cast<int>(args.recurrence.update));
+  require(in_range(args.recurrence.update, Update::delta), "recurrence.update",
+          static_cast<int>(args.recurrence.update));
   require(in_range(args.recurrence.gate, Gate::channel), "recurrence.gate", static_cast<int>(args.recurrence.gate));
   require(in_range(args.gate_space, GateSpace::lower_bound), "gate_space", static_cast<int>(args.gate_space));
   require(in_range(args.beta_space, BetaSpace::twice_sigmoid), "beta_space", static_cast<int>(args.beta_space));

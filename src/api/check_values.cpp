@@ -19,7 +19,8 @@ void check_offset_values(const Offset* offsets, std::int64_t stride, const Probl
     }
   }
   if (at(p.sequences) != p.tokens) {
-    throw InvalidArgument("cu_seqlens", fmt::format("a last entry of T = {}", p.tokens), std::to_string(at(p.sequences)));
+    throw InvalidArgument("cu_seqlens", fmt::format("a last entry of T = {}", p.tokens),
+                          std::to_string(at(p.sequences)));
   }
 }
 

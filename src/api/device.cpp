@@ -19,14 +19,15 @@ DeviceProperties cpu_properties() {
 constexpr std::size_t kWorkspaceAlignment = 256;
 
 void* allocate_cpu(std::size_t bytes) {
-  void* data = ::operator new(bytes, std::align_val_t{kWorkspaceAlignment}, std::nothrow);
+  void* data = ::operator new (bytes, std::align_val_t{kWorkspaceAlignment}, std::nothrow);
   if (data == nullptr) throw OutOfMemory("workspace of " + std::to_string(bytes) + " bytes: the system refused it");
   return data;
 }
 
 void check_caller_workspace(std::size_t needed, const Execution& execution) {
   if (execution.workspace_bytes < needed) {
-    throw InvalidArgument("workspace_bytes", std::to_string(needed) + " or more", std::to_string(execution.workspace_bytes));
+    throw InvalidArgument("workspace_bytes", std::to_string(needed) + " or more",
+                          std::to_string(execution.workspace_bytes));
   }
   if (reinterpret_cast<std::uintptr_t>(execution.workspace) % kWorkspaceAlignment != 0) {
     throw InvalidArgument("workspace", "memory aligned to 256 bytes", "a pointer that is not");
@@ -87,7 +88,9 @@ std::string cuda_unavailable_reason() {
   if (status == cudaSuccess && count > 0) return "";
   cudaGetLastError();
   if (status == cudaSuccess) return "this machine has no CUDA device";
-  if (status == cudaErrorInsufficientDriver) return "no CUDA device: there is no CUDA driver here, or one too old for this build";
+  if (status == cudaErrorInsufficientDriver) {
+    return "no CUDA device: there is no CUDA driver here, or one too old for this build";
+  }
   return std::string("no CUDA device: ") + cudaGetErrorString(status);
 }
 
@@ -99,7 +102,8 @@ void require_device_pointer(const char* operand, const void* data, Device device
     throw InvalidArgument(operand, "memory of " + device_text(device), "a pointer that CUDA does not know");
   }
   if (attributes.type == cudaMemoryTypeDevice && attributes.device != device.index) {
-    throw InvalidArgument(operand, "memory of " + device_text(device), "memory of cuda:" + std::to_string(attributes.device));
+    throw InvalidArgument(operand, "memory of " + device_text(device),
+                          "memory of cuda:" + std::to_string(attributes.device));
   }
 }
 
@@ -127,7 +131,9 @@ DeviceGuard::~DeviceGuard() {
 #else
 
 int cuda_device_count() { return 0; }
-std::string cuda_unavailable_reason() { return "this build has no CUDA kernels (configure with -DDELTA_ATTENTION_CUDA=ON)"; }
+std::string cuda_unavailable_reason() {
+  return "this build has no CUDA kernels (configure with -DDELTA_ATTENTION_CUDA=ON)";
+}
 void require_device_pointer(const char*, const void*, Device) {}
 HostCopy::HostCopy(const void* data, std::size_t, Device) : data_(data) {}
 DeviceGuard::DeviceGuard(Device) {}
@@ -142,7 +148,8 @@ const DeviceProperties& device_properties(Device device) {
 #if defined(DELTA_ATTENTION_WITH_CUDA)
   const std::vector<DeviceProperties>& all = all_cuda_properties();
   if (device.index < 0 || device.index >= static_cast<int>(all.size())) {
-    throw NoDevice(device_text(device) + " was asked for; this machine has " + std::to_string(all.size()) + " CUDA device(s)");
+    throw NoDevice(device_text(device) + " was asked for; this machine has " + std::to_string(all.size()) +
+                   " CUDA device(s)");
   }
   return all[static_cast<std::size_t>(device.index)];
 #else
@@ -150,7 +157,8 @@ const DeviceProperties& device_properties(Device device) {
 #endif
 }
 
-Workspace::Workspace(std::size_t bytes, const Execution& execution, Device device) : stream_(execution.stream), device_(device) {
+Workspace::Workspace(std::size_t bytes, const Execution& execution, Device device)
+    : stream_(execution.stream), device_(device) {
   if (bytes == 0) return;
   if (execution.workspace != nullptr) {
     check_caller_workspace(bytes, execution);
@@ -170,7 +178,7 @@ Workspace::Workspace(std::size_t bytes, const Execution& execution, Device devic
 Workspace::~Workspace() {
   if (!owned_) return;
   if (device_.type == DeviceType::cpu) {
-    ::operator delete(data_, std::align_val_t{kWorkspaceAlignment});
+    ::operator delete (data_, std::align_val_t{kWorkspaceAlignment});
     return;
   }
 #if defined(DELTA_ATTENTION_WITH_CUDA)

@@ -10,7 +10,9 @@ namespace delta_attention {
 namespace {
 
 int thread_count(const Execution& execution) {
-  if (execution.threads < 0) throw InvalidArgument("threads", "0 (all cores) or more", std::to_string(execution.threads));
+  if (execution.threads < 0) {
+    throw InvalidArgument("threads", "0 (all cores) or more", std::to_string(execution.threads));
+  }
   return execution.threads > 0 ? execution.threads : std::max(1u, std::thread::hardware_concurrency());
 }
 

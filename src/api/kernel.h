@@ -15,9 +15,9 @@ namespace delta_attention {
 struct DeviceProperties {
   DeviceType type = DeviceType::cpu;
   std::string name;
-  int capability = 0;               // CUDA compute capability, 10 * major + minor
-  int multiprocessors = 0;          // CUDA
-  std::size_t shared_memory = 0;    // CUDA: the most a block can opt in to, bytes
+  int capability = 0;             // CUDA compute capability, 10 * major + minor
+  int multiprocessors = 0;        // CUDA
+  std::size_t shared_memory = 0;  // CUDA: the most a block can opt in to, bytes
 };
 
 /// One launch: the checked problem and where it runs.

@@ -13,12 +13,12 @@ extern const Kernel chunk_pipeline_kernel;
 
 const std::vector<const Kernel*>& kernels() {
   static const std::vector<const Kernel*> list = {
-      &reference_kernel,
-      &cpu_sequential_kernel,
-      &cpu_chunkwise_kernel,
+    &reference_kernel,
+    &cpu_sequential_kernel,
+    &cpu_chunkwise_kernel,
 #if defined(DELTA_ATTENTION_WITH_CUDA)
-      &step_loop_kernel,
-      &chunk_pipeline_kernel,
+    &step_loop_kernel,
+    &chunk_pipeline_kernel,
 #endif
   };
   return list;

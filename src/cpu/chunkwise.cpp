@@ -260,10 +260,12 @@ void pairs_inside_block(Work& w, Index begin, Index count) {
     const float *q = w.q.row(token), *k = w.k.row(token);
     float *query_pairs = w.query_pairs.row(token) + begin, *key_pairs = w.key_pairs.row(token) + begin;
     Index j = 0;
-    for (; j + 4 <= i; j += 4)
+    for (; j + 4 <= i; j += 4) {
       decay_and_dot<4>(w.block_keys.row(j), c.key_stride, a, q, k, query_pairs + j, key_pairs + j);
-    for (; j + 2 <= i; j += 2)
+    }
+    for (; j + 2 <= i; j += 2) {
       decay_and_dot<2>(w.block_keys.row(j), c.key_stride, a, q, k, query_pairs + j, key_pairs + j);
+    }
     for (; j < i; ++j) decay_and_dot<1>(w.block_keys.row(j), c.key_stride, a, q, k, query_pairs + j, key_pairs + j);
     query_pairs[i] = dot(q, k, c.key_stride);
     for (Index channel = 0; channel < c.key_stride; channel += kLanes) {
@@ -320,8 +322,9 @@ void read_state(Work& w) {
   const Chunk& c = w.chunk;
   const bool channel = c.gate == Gate::channel;
   product(w.prefetcher, channel ? w.query_rows : w.q, w.state, w.out, c.tokens, c.key_dim, c.columns, false);
-  if (w.delta())
+  if (w.delta()) {
     product(w.prefetcher, channel ? w.key_rows : w.k, w.state, w.prediction, c.tokens, c.key_dim, c.columns, false);
+  }
   if (c.gate != Gate::scalar) return;
   for (Index i = 0; i < c.tokens; ++i) {
     scale_row(w.out.row(i), c.columns, c.token_decay[i]);
@@ -397,8 +400,9 @@ void scale_out(Work& w) {
 void accumulate_state(Work& w) {
   const Chunk& c = w.chunk;
   if (c.gate != Gate::none) {
-    for (Index channel = 0; channel < c.key_dim; ++channel)
+    for (Index channel = 0; channel < c.key_dim; ++channel) {
       scale_row(w.state.row(channel), c.columns, c.chunk_decay[channel]);
+    }
   }
   product(w.prefetcher, w.keys_by_channel, w.u, w.state, c.key_dim, c.tokens, c.columns, true);
   if (!c.normalize) return;

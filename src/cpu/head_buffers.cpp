@@ -148,8 +148,9 @@ void HeadBuffers::list_upcoming(const HeadSlice& slice, Index batch, Index token
     *next++ = run_of(p.q, p.q.offset(batch, t, key_head), p.key_dim);
     *next++ = run_of(p.k, p.k.offset(batch, t, key_head), p.key_dim);
     *next++ = run_of(p.v, p.v.offset(batch, t, slice.value_head, slice.column), slice.count);
-    if (p.gate == Gate::channel)
+    if (p.gate == Gate::channel) {
       *next++ = run_of(p.log_decay, p.log_decay.offset(batch, t, slice.value_head), p.key_dim);
+    }
   }
   chunk_.upcoming = upcoming_.data();
   chunk_.upcoming_count = next - upcoming_.data();

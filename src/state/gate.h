@@ -58,7 +58,8 @@ struct DecayReader {
 
   /// The decay of `channel` (0 for scalar gates) from its element x of log_decay.
   DELTA_ATTENTION_HOST_DEVICE float activate(float x, std::int64_t channel) const {
-    const float bias = problem.dt_bias.present ? problem.dt_bias.load(problem.dt_bias.offset(value_head, channel)) : 0.0f;
+    const float bias =
+        problem.dt_bias.present ? problem.dt_bias.load(problem.dt_bias.offset(value_head, channel)) : 0.0f;
     return decay_factor(x, problem.gate_space, exp_a_log, bias, problem.gate_lower_bound);
   }
 

@@ -222,8 +222,9 @@ TEST(SafetensorsWriter, WritesWhatTheReaderReads) {
   same("long", i64, sizeof i64, DType::i64);
   EXPECT_EQ(describe(file.header().tensors.at("single")), "F32 [1,2,3]");
   EXPECT_EQ(file.find("nothing").elements(), 0);
-  for (const auto& [name, entry] : file.header().tensors)
+  for (const auto& [name, entry] : file.header().tensors) {
     EXPECT_TRUE(entry.begin == entry.end || file.find(name).present());
+  }
 }
 
 TEST(SafetensorsWriter, LeavesNothingBehindWhenItIsNotUsed) {

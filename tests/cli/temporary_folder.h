@@ -10,8 +10,9 @@ class TemporaryFolder {
  public:
   TemporaryFolder() {
     std::string pattern = (std::filesystem::temp_directory_path() / "delta_attention_XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr)
+    if (mkdtemp(pattern.data()) == nullptr) {
       throw std::filesystem::filesystem_error("mkdtemp", std::error_code(errno, std::generic_category()));
+    }
     path_ = pattern;
   }
   ~TemporaryFolder() {

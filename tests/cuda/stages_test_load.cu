@@ -1,8 +1,9 @@
 // Stage A, load_run: from the caller's operands, in guarded memory, to f32 rows in shared memory. What lies beside an operand is
 // NaN, so that a load of the wrong element shows.
 //
-// Conversions to f32 are exact. CUDA's expf and log1pf are within 1 ulp, exp2f within 2 (an ulp is at most two roundings of
-// 2^-24); sums, quotients and square roots are correctly rounded.
+// Conversions to f32 are exact. CUDA states the errors of its functions against the correctly rounded result: 1 ulp for expf and
+// log1pf, 2 for exp2f. Against the exact one that is half an ulp more, and an ulp is at most two roundings of 2^-24: 3, 3 and 5
+// roundings. Sums, quotients and square roots are correctly rounded.
 
 #include "api/check.h"
 #include "cuda/stages_test.cuh"
@@ -39,7 +40,7 @@ struct Operands {
     const double x = inputs.beta.get({block.batch, block.first_token + t, block.value_head});
     if (inputs.problem.beta_space == BetaSpace::value) return {x, 0};
     const double value = (inputs.problem.beta_space == BetaSpace::sigmoid ? 1 : 2) / (1 + std::exp(-x));
-    return {value, 4 * kRounding * value};  // expf, sum, quotient
+    return {value, 5 * kRounding * value};  // expf, sum, quotient
   }
 
   /// A channel c < 0 means the scalar gate.
@@ -50,7 +51,7 @@ struct Operands {
                            : inputs.log_decay.get({block.batch, token, block.value_head, c});
     switch (inputs.problem.gate_space) {
       case GateSpace::log: return exponential(x, 0);
-      case GateSpace::log2: return {std::exp2(x), 4 * kRounding * std::exp2(x)};
+      case GateSpace::log2: return {std::exp2(x), 5 * kRounding * std::exp2(x)};
       case GateSpace::linear: return {x, 0};
       default: return raw_decay(x, c);
     }
@@ -59,7 +60,7 @@ struct Operands {
  private:
   /// expf of an argument that carries a relative error: exp turns its absolute error into a relative one.
   static Expected exponential(double g, double relative_error) {
-    return {std::exp(g), (2 * kRounding + relative_error * std::fabs(g)) * std::exp(g)};
+    return {std::exp(g), (3 * kRounding + relative_error * std::fabs(g)) * std::exp(g)};
   }
 
   Expected raw_decay(double x, int c) const {
@@ -72,10 +73,10 @@ struct Operands {
     if (inputs.problem.gate_space == GateSpace::softplus) {
       // rate, sum, product, softplus (expf, log1pf, sum); for s < 0 softplus is about e^s, which the rounding of s disturbs.
       const double softplus_of_s = std::fmax(s, 0.0) + std::log1p(std::exp(-std::fabs(s)));
-      return exponential(-rate * softplus_of_s, (9 + std::fabs(s)) * kRounding);
+      return exponential(-rate * softplus_of_s, (12 + std::fabs(s)) * kRounding);
     }
     // sigmoid (expf, sum, quotient) and product; its argument carries rate, sum and product.
-    return exponential(problem.gate_lower_bound / (1 + std::exp(-rate * s)), (5 + 4 * std::fabs(rate * s)) * kRounding);
+    return exponential(problem.gate_lower_bound / (1 + std::exp(-rate * s)), (6 + 5 * std::fabs(rate * s)) * kRounding);
   }
 };
 

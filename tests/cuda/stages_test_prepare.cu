@@ -166,16 +166,19 @@ class PrepareMicroChunk : public StageTest {
     }
     for (int c = 0; c < P::kSlice; ++c) {
       const auto u = truth.u_column(c);
-      for (int i = 0; i < kMicroChunk; ++i)
+      for (int i = 0; i < kMicroChunk; ++i) {
         expect_near(after.u[(first + i) * P::kColumnStride + c], u[i], at("U", i, c));
+      }
     }
     for (int i = 0; i < kMicroChunk; ++i) {
-      for (int j = 0; j <= i; ++j)
+      for (int j = 0; j <= i; ++j) {
         expect_near(after.a_matrix[(first + i) * kMicroChunk + j], truth.a_entry(i, j), at("A", i, j));
+      }
     }
     const int width = SharedRun<P>::decay_end_width();
-    for (int c = 0; c < width; ++c)
+    for (int c = 0; c < width; ++c) {
       expect_near(after.decay_end[micro_chunk * width + c], truth.decay_end(c), at("b", 7, c));
+    }
   }
 };
 
@@ -203,8 +206,9 @@ TYPED_TEST(PrepareMicroChunk, NearParallelKeysAndBetaUpToTwo) {
     run.k[i] = run.k[i % TypeParam::kKeyTile] + 1e-3f * run.k[i];
   }
   this->normalize_keys(run);
-  for (float& beta : run.beta)
+  for (float& beta : run.beta) {
     beta = pick(this->random, 0, 3) == 0 ? 2.0f : static_cast<float>(uniform(this->random, 0, 2));
+  }
   this->expect_matches_float64(run);
 }
 

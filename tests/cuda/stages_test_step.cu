@@ -47,7 +47,10 @@ struct Correct {
     if (!steps<P>()) return;
     const LaneRole<P> role;
     float mine[kMicroChunk][1];
-    correct_micro_chunk<P>(chunk_of(shared), tokens, role, tile_of<P>(role, state), mine);
+    const MicroChunkView chunk = chunk_of(shared);
+    float predicted[1];
+    multiply_state<P>(tile_of<P>(role, state), role, {chunk.w}, predicted);
+    correct_micro_chunk<P>(chunk, tokens, role, predicted[0], mine);
     for (int j = 0; j < kMicroChunk; ++j) u[(role.token * kMicroChunk + j) * P::kSlice + role.column] = mine[j][0];
   }
 };
@@ -61,7 +64,10 @@ struct ReadOut {
     const LaneRole<P> role;
     float mine[kMicroChunk][1];
     load_corrections<P>(role, u, mine);
-    o[role.token * P::kSlice + role.column] = read_out<P>(chunk_of(shared), role, tile_of<P>(role, state), mine);
+    const MicroChunkView chunk = chunk_of(shared);
+    float product[1];
+    multiply_state<P>(tile_of<P>(role, state), role, {chunk.q}, product);
+    o[role.token * P::kSlice + role.column] = read_out<P>(chunk, role, product[0], mine);
   }
 };
 

@@ -22,7 +22,9 @@ std::vector<KernelInfo> cuda_kernels() {
 class Stream {
  public:
   Stream() {
-    if (cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) != cudaSuccess) throw std::runtime_error("no stream");
+    if (cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) != cudaSuccess) {
+      throw std::runtime_error("no stream");
+    }
   }
   ~Stream() { cudaStreamDestroy(stream_); }
   Stream(const Stream&) = delete;
@@ -188,7 +190,8 @@ TEST_P(CudaStreams, TwoStreamsAtOnce) {
 }
 
 TEST_P(CudaStreams, V09_WrongOffsetsInDeviceMemoryNeverLeaveTheTensors) {
-  for (const std::vector<Index>& cu : std::vector<std::vector<Index>>{{0, 1000, 9, 16}, {-7, 5, 2, 16}, {16, 16, 0, 0}, {3, 2, 1, 1 << 30}}) {
+  for (const std::vector<Index>& cu :
+       std::vector<std::vector<Index>>{{0, 1000, 9, 16}, {-7, 5, 2, 16}, {16, 16, 0, 0}, {3, 2, 1, 1 << 30}}) {
     Case c = packed_case();
     const Inputs good = make_inputs(c, random);
     Inputs wild = good;

@@ -35,9 +35,10 @@ TEST_P(Layouts, L01_ViewsOfOneFusedBuffer) {
   Call call(inputs, device());
   const Index all = c.tokens * row;
   call.args.q = strided_tensor(base, c.dtype, {1, c.tokens, c.heads, c.key_dim}, {all, row, c.key_dim, 1}, device());
-  call.args.k = strided_tensor(base + qk, c.dtype, {1, c.tokens, c.heads, c.key_dim}, {all, row, c.key_dim, 1}, device());
-  call.args.v =
-      strided_tensor(base + 2 * qk, c.dtype, {1, c.tokens, c.value_heads, c.value_dim}, {all, row, c.value_dim, 1}, device());
+  call.args.k =
+      strided_tensor(base + qk, c.dtype, {1, c.tokens, c.heads, c.key_dim}, {all, row, c.key_dim, 1}, device());
+  call.args.v = strided_tensor(base + 2 * qk, c.dtype, {1, c.tokens, c.value_heads, c.value_dim},
+                               {all, row, c.value_dim, 1}, device());
   ASSERT_TRUE(run(call));
   EXPECT_TRUE(call.outputs() == *packed);
   EXPECT_TRUE(fused.unchanged());
@@ -54,8 +55,8 @@ TEST_P(Layouts, L02_EachOperandPaddedAlone) {
   const auto packed = run(inputs);
   if (!packed) return;
   const Placement padded{{}, {0, 0, 0, 128}, 0};  // rows of 256, the first 128 used
-  for (Placement Placements::* operand : {&Placements::q, &Placements::k, &Placements::v, &Placements::log_decay,
-                                          &Placements::out, &Placements::initial_state, &Placements::final_state}) {
+  for (Placement Placements::*operand : {&Placements::q, &Placements::k, &Placements::v, &Placements::log_decay,
+                                         &Placements::out, &Placements::initial_state, &Placements::final_state}) {
     CallOptions options;
     options.placements.*operand = padded;
     const auto got = run(inputs, options);
@@ -102,7 +103,9 @@ TEST_P(Layouts, OneDecayPerHeadServesEveryTokenWithStrideZero) {
   Inputs inputs = make_inputs(c, random);
   for (Index b = 0; b < 2; ++b) {
     for (Index t = 0; t < c.tokens; ++t) {
-      for (Index h = 0; h < 3; ++h) inputs.log_decay.set({b, t, h}, std::log1p(-std::exp2(-5.0f - static_cast<float>(h))));
+      for (Index h = 0; h < 3; ++h) {
+        inputs.log_decay.set({b, t, h}, std::log1p(-std::exp2(-5.0f - static_cast<float>(h))));
+      }
     }
   }
   const auto full = run(inputs);
@@ -138,9 +141,9 @@ TEST_P(Layouts, L05_BasePointersOffTheVectorGrid) {
     const Inputs inputs = make_inputs(c, random);
     const auto aligned = run(inputs);
     if (!aligned) continue;
-    for (Placement Placements::* operand :
-         {&Placements::q, &Placements::k, &Placements::v, &Placements::log_decay, &Placements::beta, &Placements::initial_state,
-          &Placements::out, &Placements::final_state}) {
+    for (Placement Placements::*operand :
+         {&Placements::q, &Placements::k, &Placements::v, &Placements::log_decay, &Placements::beta,
+          &Placements::initial_state, &Placements::out, &Placements::final_state}) {
       for (Index offset : {1, 3, 7}) {
         CallOptions options;
         (options.placements.*operand).offset = offset;
@@ -219,7 +222,9 @@ TEST_P(Layouts, G03_EveryHeadHasItsOwnGate) {
   for (Index head = 0; head < 3; ++head) {
     const double expected = head == 0 ? 1.0 : std::exp(-10.0);
     for (Index i = 0; i < c.key_dim; ++i) {
-      for (Index j = 0; j < c.value_dim; ++j) EXPECT_NEAR(got->final_state.get({0, head, i, j}), expected, 1e-5 * expected);
+      for (Index j = 0; j < c.value_dim; ++j) {
+        EXPECT_NEAR(got->final_state.get({0, head, i, j}), expected, 1e-5 * expected);
+      }
     }
   }
 }

@@ -52,7 +52,9 @@ TEST_P(Numerics, N01_StrongDecayStaysFinite) {
     expect_state_row(*got, 14, 2.0611536e-9, 1e-4);
     expect_state_row(*got, 13, 4.2483543e-18, 1e-4);
     expect_state_row(*got, 12, 8.7565108e-27, 1e-4);
-    for (Index row = 0; row < 10; ++row) expect_state_row(*got, row, std::exp(-20.0 * static_cast<double>(15 - row)), 1e-3);
+    for (Index row = 0; row < 10; ++row) {
+      expect_state_row(*got, row, std::exp(-20.0 * static_cast<double>(15 - row)), 1e-3);
+    }
   }
 }
 
@@ -178,7 +180,7 @@ TEST_P(Numerics, N06_OutputsDoNotDependOnTheFuture) {
     if (!whole) continue;
     for (Index from : {1, 7, 8, 15, 17, 33, 63}) {
       Inputs other = make_inputs(c, random);
-      for (Array Inputs::* operand : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::log_decay, &Inputs::beta}) {
+      for (Array Inputs::*operand : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::log_decay, &Inputs::beta}) {
         const Array& before = inputs.*operand;
         if (!before.present()) continue;
         const Index kept = from * before.size() / c.tokens;

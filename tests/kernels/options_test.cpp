@@ -67,7 +67,8 @@ TEST_P(Options, A03_GateSpaces) {
                                             {gate(GateSpace::log, -std::numeric_limits<float>::infinity()), 0.0f}};
   for (const auto& [inputs, expected] : cases) {
     if (const auto got = run(inputs)) {
-      expect_near(got->final_state.values, std::vector<float>(got->final_state.values.size(), expected), 1e-7, 0, "final_state");
+      expect_near(got->final_state.values, std::vector<float>(got->final_state.values.size(), expected), 1e-7, 0,
+                  "final_state");
     }
   }
   Execution strict = execution();
@@ -145,7 +146,7 @@ TEST_P(Options, A05_RawGates) {
         const auto got = run(inputs);
         if (!got) continue;
         expect_matches(inputs, *got, oracle(inputs));
-        for (Array Inputs::* operand : {&Inputs::a_log, &Inputs::dt_bias}) {
+        for (Array Inputs::*operand : {&Inputs::a_log, &Inputs::dt_bias}) {
           Inputs other = inputs;
           if (!(other.*operand).present()) continue;
           for (float& x : (other.*operand).values) x += 1.0f;
@@ -204,7 +205,7 @@ TEST_P(Options, ThreadCountChangesNothing) {
 TEST_P(Options, NanStaysWhereItBelongs) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (Recurrence recurrence : {kda(), gated_delta_net(), gla(), linear()}) {
-    for (Array Inputs::* operand : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::log_decay, &Inputs::beta}) {
+    for (Array Inputs::*operand : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::log_decay, &Inputs::beta}) {
       Case c;
       c.recurrence = recurrence;
       c.batch = 2;
@@ -221,9 +222,14 @@ TEST_P(Options, NanStaysWhereItBelongs) {
       if (!got) continue;
       const Truth truth = oracle(inputs);
       std::size_t wrong = 0;
-      for (std::size_t i = 0; i < truth.out.size(); ++i) wrong += std::isnan(got->out.values[i]) != std::isnan(truth.out[i]);
+      for (std::size_t i = 0; i < truth.out.size(); ++i) {
+        wrong += std::isnan(got->out.values[i]) != std::isnan(truth.out[i]);
+      }
       EXPECT_EQ(wrong, 0u) << "outputs that are NaN where the oracle is not, or the reverse; operand "
-                           << (operand == &Inputs::q ? "q" : operand == &Inputs::k ? "k" : operand == &Inputs::v ? "v" : "gate or beta")
+                           << (operand == &Inputs::q   ? "q"
+                               : operand == &Inputs::k ? "k"
+                               : operand == &Inputs::v ? "v"
+                                                       : "gate or beta")
                            << " " << c.describe();
       for (std::size_t i = 0; i < truth.final_state.size(); ++i) {
         ASSERT_EQ(std::isnan(got->final_state.values[i]), std::isnan(truth.final_state[i])) << "state element " << i;

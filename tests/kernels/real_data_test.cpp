@@ -49,7 +49,9 @@ class Activations {
     std::memcpy(&value, source, sizeof value);
     return value;
   }
-  static float from_half(const char* source) { return decode(reinterpret_cast<const unsigned char*>(source), DType::f16); }
+  static float from_half(const char* source) {
+    return decode(reinterpret_cast<const unsigned char*>(source), DType::f16);
+  }
 
   std::string bytes_, header_;
 };
@@ -76,7 +78,9 @@ class RealData : public KernelTest {
     inputs.v = data.get("v", dtype, inputs.v.shape);
     inputs.beta = data.get("beta" + suffix, DType::f32, inputs.beta.shape);
     if (recurrence.gate == Gate::channel) inputs.log_decay = data.get("log_decay", DType::f16, inputs.log_decay.shape);
-    if (recurrence.gate == Gate::scalar) inputs.log_decay = data.get("log_decay_scalar" + suffix, DType::f32, inputs.log_decay.shape);
+    if (recurrence.gate == Gate::scalar) {
+      inputs.log_decay = data.get("log_decay_scalar" + suffix, DType::f32, inputs.log_decay.shape);
+    }
     return inputs;
   }
   bool found_ = false;
@@ -87,7 +91,8 @@ TEST_P(RealData, MatchesReferenceOnTrainedActivations) {
     for (Index dim : {32, 128}) {
       for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
         Inputs inputs = activations(recurrence, dim, dtype);
-        ASSERT_TRUE(found_) << "no minilm_attention.safetensors in " << data_folder() << "; set DELTA_ATTENTION_DATA_DIR";
+        ASSERT_TRUE(found_) << "no minilm_attention.safetensors in " << data_folder()
+                            << "; set DELTA_ATTENTION_DATA_DIR";
         expect_matches_oracle(inputs);
         if (small_run()) return;
       }

@@ -86,8 +86,10 @@ TEST_P(Repeats, C07_NeighboursInTheBatchDoNotMatter) {
   if (!ab || !ac || !alone) return;
   const auto size = alone->out.values.size();
   const auto state_size = alone->final_state.values.size();
-  EXPECT_TRUE(std::equal(ab->out.values.begin(), ab->out.values.begin() + static_cast<std::ptrdiff_t>(size), ac->out.values.begin()));
-  EXPECT_TRUE(std::equal(ab->final_state.values.begin(), ab->final_state.values.begin() + static_cast<std::ptrdiff_t>(state_size),
+  EXPECT_TRUE(std::equal(ab->out.values.begin(), ab->out.values.begin() + static_cast<std::ptrdiff_t>(size),
+                         ac->out.values.begin()));
+  EXPECT_TRUE(std::equal(ab->final_state.values.begin(),
+                         ab->final_state.values.begin() + static_cast<std::ptrdiff_t>(state_size),
                          ac->final_state.values.begin()));
 
   const auto in_many = run(take_rows(rows, std::vector<Index>(62, 0)));
@@ -219,7 +221,9 @@ TEST_P(Repeats, I02_LongSequenceEqualsTwoHalves) {
   std::vector<float> out = first->out.values;
   out.insert(out.end(), second->out.values.begin(), second->out.values.end());
   EXPECT_LT(relative_error(out, {whole->out.values.begin(), whole->out.values.end()}), 1e-5);
-  EXPECT_LT(relative_error(second->final_state.values, {whole->final_state.values.begin(), whole->final_state.values.end()}), 1e-5);
+  EXPECT_LT(
+      relative_error(second->final_state.values, {whole->final_state.values.begin(), whole->final_state.values.end()}),
+      1e-5);
 }
 
 EVERY_KERNEL(Repeats);

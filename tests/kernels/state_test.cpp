@@ -65,10 +65,12 @@ TEST_P(State, S02_MemoryOrderOfTheStateIsHonoured) {
         Inputs read = zero_inputs(c);
         read.q.values = {1, 0};
         // Memory (0, 1, 0, 0): S[0][1] = 1 in KV order, S[1][0] = 1 in VK order.
-        read.initial_state.values = layout == StateLayout::kv ? std::vector<float>{0, 1, 0, 0} : std::vector<float>{0, 0, 1, 0};
+        read.initial_state.values =
+            layout == StateLayout::kv ? std::vector<float>{0, 1, 0, 0} : std::vector<float>{0, 0, 1, 0};
         const auto got = run(read, {square_state(layout)});
         if (!got) continue;
-        const std::vector<float> expected = layout == StateLayout::kv ? std::vector<float>{0, 1} : std::vector<float>{0, 0};
+        const std::vector<float> expected =
+            layout == StateLayout::kv ? std::vector<float>{0, 1} : std::vector<float>{0, 0};
         EXPECT_EQ(got->out.values, expected);
 
         Inputs write = zero_inputs(c);

@@ -97,7 +97,8 @@ TEST_P(VariableLength, V04_PrefillThenDecodeEqualsPrefill) {
       ASSERT_TRUE(decode);
       const std::vector<double> last(whole->out.values.end() - c.value_dim, whole->out.values.end());
       const std::vector<double> state(whole->final_state.values.begin(), whole->final_state.values.end());
-      EXPECT_LT(relative_error(decode->out.values, last), dtype == DType::f32 ? 1e-5 : 4e-3);  // two bf16 roundings, 2^-9 each
+      EXPECT_LT(relative_error(decode->out.values, last),
+                dtype == DType::f32 ? 1e-5 : 4e-3);  // two bf16 roundings, 2^-9 each
       EXPECT_LT(relative_error(decode->final_state.values, state), 1e-5);
     }
   }
@@ -121,11 +122,10 @@ TEST_P(VariableLength, V05_LengthsAroundEveryChunk) {
 }
 
 TEST_P(VariableLength, MatchesReferenceOnPackedSequences) {
-  const std::vector<std::vector<Index>> packings = {
-      {0, 1, 2, 3},                    // single tokens
-      {0, 0, 0, 7, 7, 8, 8},           // empty ones at both ends and between
-      {0, 5, 69, 70, 135, 200, 200},   // lengths 5, 64, 1, 65, 65, 0
-      {0, 8, 24, 25, 57, 121}};        // lengths on chunk boundaries
+  const std::vector<std::vector<Index>> packings = {{0, 1, 2, 3},           // single tokens
+                                                    {0, 0, 0, 7, 7, 8, 8},  // empty ones at both ends and between
+                                                    {0, 5, 69, 70, 135, 200, 200},  // lengths 5, 64, 1, 65, 65, 0
+                                                    {0, 8, 24, 25, 57, 121}};       // lengths on chunk boundaries
   for (const std::vector<Index>& cu : packings) {
     for (Recurrence recurrence : {kda(), gated_delta_net(), normalized_linear(), gla()}) {
       Case c;

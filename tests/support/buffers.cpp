@@ -119,7 +119,8 @@ bool GuardedBuffer::guards_intact() const {
   const std::vector<unsigned char> all = download_all();
   const auto intact = [&](unsigned char byte) { return byte == guard_; };
   const auto begin = all.begin() + static_cast<std::ptrdiff_t>(kGuard + offset_);
-  return std::all_of(all.begin(), begin, intact) && std::all_of(begin + static_cast<std::ptrdiff_t>(bytes_), all.end(), intact);
+  return std::all_of(all.begin(), begin, intact) &&
+         std::all_of(begin + static_cast<std::ptrdiff_t>(bytes_), all.end(), intact);
 }
 
 std::vector<unsigned char> GuardedBuffer::download_all() const {

@@ -70,7 +70,9 @@ void draw_gates(Inputs& inputs, Random& random) {
     case GateSpace::log2:
       draw(inputs.log_decay, [&] { return draw_log_decay(c.gate_regime, random) * 1.4426950408889634; });
       break;
-    case GateSpace::linear: draw(inputs.log_decay, [&] { return std::exp(draw_log_decay(c.gate_regime, random)); }); break;
+    case GateSpace::linear:
+      draw(inputs.log_decay, [&] { return std::exp(draw_log_decay(c.gate_regime, random)); });
+      break;
     case GateSpace::softplus:
     case GateSpace::lower_bound:
       draw(inputs.log_decay, [&] { return 2.0 * gauss(random); });
@@ -152,11 +154,12 @@ std::string Case::describe() const {
   static const char* const kBetas[] = {"value", "sigmoid", "twice_sigmoid"};
   static const char* const kLayouts[] = {"bthd", "bhtd", "padded"};
   std::ostringstream text;
-  text << (recurrence.update == Update::delta ? "delta" : "additive") << " gate=" << kGates[static_cast<int>(recurrence.gate)]
-       << (recurrence.normalize ? " normalised" : "") << " B=" << batch << " T=" << tokens << " H=" << heads
-       << " HV=" << value_heads << " K=" << key_dim << " V=" << value_dim << " dtype=" << name(dtype)
-       << " gate:" << name(gate_dtype) << " beta:" << name(beta_dtype) << " state:" << name(state_dtype)
-       << " layout=" << kLayouts[static_cast<int>(layout)] << " state=" << (state_layout == StateLayout::kv ? "kv" : "vk")
+  text << (recurrence.update == Update::delta ? "delta" : "additive")
+       << " gate=" << kGates[static_cast<int>(recurrence.gate)] << (recurrence.normalize ? " normalised" : "")
+       << " B=" << batch << " T=" << tokens << " H=" << heads << " HV=" << value_heads << " K=" << key_dim
+       << " V=" << value_dim << " dtype=" << name(dtype) << " gate:" << name(gate_dtype) << " beta:" << name(beta_dtype)
+       << " state:" << name(state_dtype) << " layout=" << kLayouts[static_cast<int>(layout)]
+       << " state=" << (state_layout == StateLayout::kv ? "kv" : "vk")
        << " gate_space=" << kSpaces[static_cast<int>(gate_space)] << " regime=" << static_cast<int>(gate_regime)
        << " beta_space=" << kBetas[static_cast<int>(beta_space)] << (beta_to_two ? " beta<2" : "")
        << (qk_l2norm ? " l2norm" : "") << (keys == Keys::near_parallel ? " near-parallel keys" : "")
@@ -192,7 +195,9 @@ Inputs zero_inputs(const Case& c) {
   if (c.with_beta) inputs.beta = Array(c.beta_dtype, {c.batch, c.tokens, c.value_heads});
   if (c.with_initial_state) {
     inputs.initial_state = Array(c.state_dtype, {c.sequences(), c.value_heads, c.key_dim, c.value_dim});
-    if (c.recurrence.normalize) inputs.initial_normalizer = Array(c.state_dtype, {c.sequences(), c.value_heads, c.key_dim});
+    if (c.recurrence.normalize) {
+      inputs.initial_normalizer = Array(c.state_dtype, {c.sequences(), c.value_heads, c.key_dim});
+    }
   }
   return inputs;
 }
@@ -208,11 +213,12 @@ Inputs make_inputs(const Case& c, Random& random) {
   return inputs;
 }
 
-Inputs slice_tokens(const Inputs& inputs, Index begin, Index end, const Array& initial_state, const Array& initial_normalizer) {
+Inputs slice_tokens(const Inputs& inputs, Index begin, Index end, const Array& initial_state,
+                    const Array& initial_normalizer) {
   Inputs part = inputs;
   part.problem.tokens = end - begin;
   part.problem.with_initial_state = initial_state.present();
-  for (Array Inputs::* operand : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::log_decay, &Inputs::beta}) {
+  for (Array Inputs::*operand : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::log_decay, &Inputs::beta}) {
     part.*operand = cut(inputs.*operand, 1, range(begin, end));
   }
   part.initial_state = initial_state;
@@ -223,14 +229,16 @@ Inputs slice_tokens(const Inputs& inputs, Index begin, Index end, const Array& i
 Inputs take_rows(const Inputs& inputs, const std::vector<Index>& rows) {
   Inputs part = inputs;
   part.problem.batch = static_cast<Index>(rows.size());
-  for (Array Inputs::* operand : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::log_decay, &Inputs::beta, &Inputs::initial_state,
-                                  &Inputs::initial_normalizer}) {
+  for (Array Inputs::*operand : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::log_decay, &Inputs::beta,
+                                 &Inputs::initial_state, &Inputs::initial_normalizer}) {
     part.*operand = cut(inputs.*operand, 0, rows);
   }
   return part;
 }
 
-double uniform(Random& random, double low, double high) { return std::uniform_real_distribution<double>(low, high)(random); }
+double uniform(Random& random, double low, double high) {
+  return std::uniform_real_distribution<double>(low, high)(random);
+}
 Index pick(Random& random, Index low, Index high) { return std::uniform_int_distribution<Index>(low, high)(random); }
 
 Case random_case(Random& random) {
@@ -288,7 +296,8 @@ std::uint64_t run_seed() {
 }
 
 Random random_for(const std::string& test_name) {
-  std::vector<std::uint32_t> material = {static_cast<std::uint32_t>(run_seed()), static_cast<std::uint32_t>(run_seed() >> 32)};
+  std::vector<std::uint32_t> material = {static_cast<std::uint32_t>(run_seed()),
+                                         static_cast<std::uint32_t>(run_seed() >> 32)};
   for (char letter : test_name) material.push_back(static_cast<unsigned char>(letter));
   std::seed_seq sequence(material.begin(), material.end());
   return Random(sequence);

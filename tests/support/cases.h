@@ -87,7 +87,8 @@ Inputs zero_inputs(const Case& problem);
 Inputs make_inputs(const Case& problem, Random& random);
 
 /// Tokens [begin, end) of the same inputs (no cu_seqlens), with the state they start from.
-Inputs slice_tokens(const Inputs& inputs, Index begin, Index end, const Array& initial_state, const Array& initial_normalizer);
+Inputs slice_tokens(const Inputs& inputs, Index begin, Index end, const Array& initial_state,
+                    const Array& initial_normalizer);
 /// Batch rows `rows` of the same inputs, in that order; rows of cu_seqlens problems cannot be taken.
 Inputs take_rows(const Inputs& inputs, const std::vector<Index>& rows);
 

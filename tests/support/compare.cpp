@@ -47,7 +47,8 @@ double rounding_error(const std::vector<double>& truth, DType dtype) {
 /// additions to the state rounds once, a random walk of sqrt(T) steps, 4 roundings each. Normalising divides by a second sum of
 /// the same kind, so errors double.
 double f32_bar(const Case& c) {
-  const bool contracts = c.recurrence.update == Update::delta && !c.beta_to_two && c.beta_space != BetaSpace::twice_sigmoid;
+  const bool contracts =
+      c.recurrence.update == Update::delta && !c.beta_to_two && c.beta_space != BetaSpace::twice_sigmoid;
   double bar = 2e-6 * std::sqrt(static_cast<double>(c.key_dim));
   if (!contracts) bar += 4 * 0x1p-24 * std::sqrt(static_cast<double>(c.tokens));
   return c.recurrence.normalize ? 2 * bar : bar;
@@ -105,8 +106,9 @@ void expect_heads_match(const Inputs& inputs, const Array& got, const std::vecto
     }
     const double allowed = bar_for(c, got.dtype, slice) * std::max(norm(size), least_size(head));
     // Written so that NaN fails.
-    EXPECT_TRUE(norm(difference) <= allowed) << what << " of head " << head << ": error " << norm(difference) << ", allowed "
-                                             << allowed << ", size " << norm(size) << "\n  " << c.describe();
+    EXPECT_TRUE(norm(difference) <= allowed)
+        << what << " of head " << head << ": error " << norm(difference) << ", allowed " << allowed << ", size "
+        << norm(size) << "\n  " << c.describe();
   }
 }
 
@@ -155,7 +157,8 @@ double relative_error(const std::vector<float>& got, const std::vector<double>& 
 void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth) {
   const Case& c = inputs.problem;
   const auto none = [](Index) { return 0.0; };
-  expect_heads_match(inputs, got.out, truth.out, c.value_dim, [&](Index head) { return natural_size(inputs, head); }, "out");
+  expect_heads_match(
+      inputs, got.out, truth.out, c.value_dim, [&](Index head) { return natural_size(inputs, head); }, "out");
   if (got.final_state.present()) {
     expect_heads_match(inputs, got.final_state, truth.final_state, c.key_dim * c.value_dim, none, "final_state");
   }

@@ -54,6 +54,6 @@ class KernelTest : public ::testing::TestWithParam<KernelInfo> {
 
 }  // namespace delta_attention::test
 
-#define EVERY_KERNEL(Suite)                                                                                    \
+#define EVERY_KERNEL(Suite)                                                                                 \
   INSTANTIATE_TEST_SUITE_P(EveryKernel, Suite, ::testing::ValuesIn(::delta_attention::test::all_kernels()), \
                            ::delta_attention::test::kernel_test_name)

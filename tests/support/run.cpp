@@ -145,7 +145,8 @@ void Stored::for_each_element(Visit visit) const {
 }
 
 void Stored::put(const Array& array) {
-  for_each_element([&](std::size_t flat, std::size_t at) { encode(buffer_->image() + at, array.values[flat], like_.dtype); });
+  for_each_element(
+      [&](std::size_t flat, std::size_t at) { encode(buffer_->image() + at, array.values[flat], like_.dtype); });
   buffer_->upload();
 }
 
@@ -165,7 +166,8 @@ void Stored::poison() {
 bool Stored::gaps_intact() const {
   std::vector<unsigned char> all = buffer_->download_all();
   unsigned char* middle = all.data() + (GuardedBuffer::middle(all, *buffer_) - all.data());
-  for_each_element([&](std::size_t, std::size_t at) { std::fill_n(middle + at, size_of(like_.dtype), buffer_->guard()); });
+  for_each_element(
+      [&](std::size_t, std::size_t at) { std::fill_n(middle + at, size_of(like_.dtype), buffer_->guard()); });
   return std::all_of(all.begin(), all.end(), [&](unsigned char byte) { return byte == buffer_->guard(); });
 }
 
@@ -206,7 +208,8 @@ Call::Call(const Inputs& inputs, Device device, const CallOptions& options) : de
   if (!c.cu_seqlens.empty()) {
     const std::size_t bytes = c.cu_seqlens.size() * size_of(c.cu_dtype);
     offsets_ = std::make_unique<GuardedBuffer>(device, bytes);
-    args.cu_seqlens = tensor(static_cast<const void*>(offsets_->data()), c.cu_dtype, {static_cast<Index>(c.cu_seqlens.size())}, device);
+    args.cu_seqlens = tensor(static_cast<const void*>(offsets_->data()), c.cu_dtype,
+                             {static_cast<Index>(c.cu_seqlens.size())}, device);
   }
   put(inputs);
 }
@@ -223,11 +226,15 @@ Tensor Call::add_output(const char* name, const Array& array, const Placement& p
 }
 
 void Call::put(const Inputs& inputs) {
-  const std::pair<const char*, const Array*> arrays[] = {
-      {"q", &inputs.q},         {"k", &inputs.k},         {"v", &inputs.v},
-      {"beta", &inputs.beta},   {"a_log", &inputs.a_log}, {"dt_bias", &inputs.dt_bias},
-      {"log_decay", &inputs.log_decay},   {"initial_state", &inputs.initial_state},
-      {"initial_normalizer", &inputs.initial_normalizer}};
+  const std::pair<const char*, const Array*> arrays[] = {{"q", &inputs.q},
+                                                         {"k", &inputs.k},
+                                                         {"v", &inputs.v},
+                                                         {"beta", &inputs.beta},
+                                                         {"a_log", &inputs.a_log},
+                                                         {"dt_bias", &inputs.dt_bias},
+                                                         {"log_decay", &inputs.log_decay},
+                                                         {"initial_state", &inputs.initial_state},
+                                                         {"initial_normalizer", &inputs.initial_normalizer}};
   for (const auto& [name, array] : arrays) {
     for (const Operand& operand : inputs_) {
       if (std::strcmp(operand.name, name) == 0) operand.stored->put(*array);
@@ -258,19 +265,24 @@ void Call::run(const Execution& execution) {
 }
 
 Outputs Call::outputs() const {
-  for (const Operand& operand : inputs_) EXPECT_TRUE(operand.stored->unchanged()) << "the call modified its input " << operand.name;
+  for (const Operand& operand : inputs_) {
+    EXPECT_TRUE(operand.stored->unchanged()) << "the call modified its input " << operand.name;
+  }
   EXPECT_TRUE(offsets_ == nullptr || offsets_->unchanged()) << "the call modified cu_seqlens";
   Outputs result;
   for (const Operand& operand : outputs_) {
     EXPECT_TRUE(operand.stored->gaps_intact()) << "the call wrote outside the elements of " << operand.name;
     const std::string name = operand.name;
-    (name == "out" ? result.out : name == "final_state" ? result.final_state : result.final_normalizer) = operand.stored->get();
+    (name == "out"           ? result.out
+     : name == "final_state" ? result.final_state
+                             : result.final_normalizer) = operand.stored->get();
   }
   return result;
 }
 
 bool Call::outputs_untouched() const {
-  return std::all_of(outputs_.begin(), outputs_.end(), [](const Operand& operand) { return operand.stored->unchanged(); });
+  return std::all_of(outputs_.begin(), outputs_.end(),
+                     [](const Operand& operand) { return operand.stored->unchanged(); });
 }
 
 void Call::poison_outputs() {

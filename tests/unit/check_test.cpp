@@ -77,7 +77,9 @@ void expect_rejected(const Bad& bad) {
     const std::string text = error.what();
     EXPECT_NE(text.find("expected "), std::string::npos) << text;
     EXPECT_NE(text.find("got "), std::string::npos) << text;
-    for (const char* part : bad.says) EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
+    for (const char* part : bad.says) {
+      EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
+    }
   }
   EXPECT_TRUE(legal.untouched());
   EXPECT_THROW(delta_attention_workspace(legal.args, execution), InvalidArgument);
@@ -100,40 +102,53 @@ TEST(Check, DefaultConstructedArgumentsSayWhatIsMissing) {
 }
 
 TEST(Check, MissingOperands) {
-  for (const Bad& bad : std::vector<Bad>{
-           {"q", "q", {"[B,T,H,K]", "none"}, [](Legal& x) { x.args.q = {}; }},
-           {"k", "k", {"[B,T,H,K]", "none"}, [](Legal& x) { x.args.k = {}; }},
-           {"v", "v", {"[B,T,HV,V]", "none"}, [](Legal& x) { x.args.v = {}; }},
-           {"out", "out", {"[B,T,HV,V]", "none"}, [](Legal& x) { x.args.out = {}; }},
-           {"a_log", "a_log", {"[HV]", "none"}, [](Legal& x) { x.args.a_log = {}; }}}) {
+  for (const Bad& bad : std::vector<Bad>{{"q", "q", {"[B,T,H,K]", "none"}, [](Legal& x) { x.args.q = {}; }},
+                                         {"k", "k", {"[B,T,H,K]", "none"}, [](Legal& x) { x.args.k = {}; }},
+                                         {"v", "v", {"[B,T,HV,V]", "none"}, [](Legal& x) { x.args.v = {}; }},
+                                         {"out", "out", {"[B,T,HV,V]", "none"}, [](Legal& x) { x.args.out = {}; }},
+                                         {"a_log", "a_log", {"[HV]", "none"}, [](Legal& x) { x.args.a_log = {}; }}}) {
     expect_rejected(bad);
   }
 }
 
 TEST(Check, OperandsThatHaveNoUseHere) {
-  for (const Bad& bad : std::vector<Bad>{
-           {"gate none", "log_decay", {"no gate"}, [](Legal& x) { x.args.recurrence.gate = Gate::none; }},
-           {"a_log", "a_log", {"none"}, [](Legal& x) { x.args.gate_space = GateSpace::log; }},
-           {"dt_bias", "dt_bias", {"none"},
-            [](Legal& x) {
-              x.args.gate_space = GateSpace::log;
-              x.args.a_log = {};
-            }},
-           {"raw gate without log_decay", "a_log", {"none"}, [](Legal& x) { x.args.log_decay = {}; }},
-           {"initial_normalizer", "initial_normalizer", {"not normalised"},
-            [](Legal& x) { x.args.recurrence.normalize = false; }},
-           {"final_normalizer", "final_normalizer", {"not normalised"}, [](Legal& x) {
-              x.args.recurrence.normalize = false;
-              x.args.initial_normalizer = {};
-            }}}) {
+  for (const Bad& bad :
+       std::vector<Bad>{{"gate none", "log_decay", {"no gate"}, [](Legal& x) { x.args.recurrence.gate = Gate::none; }},
+                        {"a_log", "a_log", {"none"}, [](Legal& x) { x.args.gate_space = GateSpace::log; }},
+                        {"dt_bias",
+                         "dt_bias",
+                         {"none"},
+                         [](Legal& x) {
+                           x.args.gate_space = GateSpace::log;
+                           x.args.a_log = {};
+                         }},
+                        {"raw gate without log_decay", "a_log", {"none"}, [](Legal& x) { x.args.log_decay = {}; }},
+                        {"initial_normalizer",
+                         "initial_normalizer",
+                         {"not normalised"},
+                         [](Legal& x) { x.args.recurrence.normalize = false; }},
+                        {"final_normalizer", "final_normalizer", {"not normalised"}, [](Legal& x) {
+                           x.args.recurrence.normalize = false;
+                           x.args.initial_normalizer = {};
+                         }}}) {
     expect_rejected(bad);
   }
 }
 
 TEST(Check, Shapes) {
   for (const Bad& bad : std::vector<Bad>{
-           {"q rank", "q", {"[B,T,H,K]", "[1,6,2]"}, [](Legal& x) { x.args.q = tensor(x.q.data(), {B, T, H}); }},
-           {"v rank", "v", {"[B,T,HV,V]"}, [](Legal& x) { x.args.v = tensor(x.v.data(), {B, T, HV}); }},
+           {"q rank",
+            "q",
+            {"[B,T,H,K]", "[1,6,2]"},
+            [](Legal& x) {
+              x.args.q = tensor(x.q.data(), {B, T, H});
+            }},
+           {"v rank",
+            "v",
+            {"[B,T,HV,V]"},
+            [](Legal& x) {
+              x.args.v = tensor(x.v.data(), {B, T, HV});
+            }},
            {"k tokens", "k", {"[1,6,2,8]", "[1,5,2,8]"}, [](Legal& x) { x.args.k.shape[1] = 5; }},
            {"k channels", "k", {"[1,6,2,8]"}, [](Legal& x) { x.args.k.shape[3] = 4; }},
            {"v tokens", "v", {"[1,6,4,4]", "[1,5,4,4]"}, [](Legal& x) { x.args.v.shape[1] = 5; }},
@@ -145,17 +160,42 @@ TEST(Check, Shapes) {
            {"out", "out", {"[1,6,4,4]"}, [](Legal& x) { x.args.out.shape[0] = 2; }},
            {"beta", "beta", {"[B,T,HV]", "[1,6,4]", "[1,6,2]"}, [](Legal& x) { x.args.beta.shape[2] = 2; }},
            {"beta rank", "beta", {"[1,6,4]"}, [](Legal& x) { x.args.beta.rank = 2; }},
-           {"channel gate", "log_decay", {"[B,T,HV,K]", "channel"},
-            [](Legal& x) { x.args.log_decay = tensor(x.log_decay.data(), {B, T, HV}); }},
-           {"scalar gate", "log_decay", {"[B,T,HV]", "scalar"}, [](Legal& x) { x.args.recurrence.gate = Gate::scalar; }},
+           {"channel gate",
+            "log_decay",
+            {"[B,T,HV,K]", "channel"},
+            [](Legal& x) {
+              x.args.log_decay = tensor(x.log_decay.data(), {B, T, HV});
+            }},
+           {"scalar gate",
+            "log_decay",
+            {"[B,T,HV]", "scalar"},
+            [](Legal& x) { x.args.recurrence.gate = Gate::scalar; }},
            {"a_log", "a_log", {"[HV]", "[4]"}, [](Legal& x) { x.args.a_log.shape[0] = 2; }},
            {"dt_bias", "dt_bias", {"[HV,K]"}, [](Legal& x) { x.args.dt_bias = tensor(x.dt_bias.data(), {HV}); }},
-           {"initial_state", "initial_state", {"[2,4,8,4]", "[1,4,8,4]"}, [](Legal& x) { x.args.initial_state.shape[0] = 1; }},
-           {"final_state", "final_state", {"[2,4,8,4]", "[2,4,4,8]"},
-            [](Legal& x) { x.args.final_state = tensor(x.final_state.data(), {N, HV, V, K}); }},
-           {"initial_normalizer", "initial_normalizer", {"[2,4,8]"}, [](Legal& x) { x.args.initial_normalizer.shape[2] = 4; }},
-           {"final_normalizer", "final_normalizer", {"[2,4,8]"}, [](Legal& x) { x.args.final_normalizer.shape[1] = 2; }},
-           {"cu rank", "cu_seqlens", {"[N+1]"}, [](Legal& x) { x.args.cu_seqlens = tensor(x.cu.data(), {1, N + 1}); }},
+           {"initial_state",
+            "initial_state",
+            {"[2,4,8,4]", "[1,4,8,4]"},
+            [](Legal& x) { x.args.initial_state.shape[0] = 1; }},
+           {"final_state",
+            "final_state",
+            {"[2,4,8,4]", "[2,4,4,8]"},
+            [](Legal& x) {
+              x.args.final_state = tensor(x.final_state.data(), {N, HV, V, K});
+            }},
+           {"initial_normalizer",
+            "initial_normalizer",
+            {"[2,4,8]"},
+            [](Legal& x) { x.args.initial_normalizer.shape[2] = 4; }},
+           {"final_normalizer",
+            "final_normalizer",
+            {"[2,4,8]"},
+            [](Legal& x) { x.args.final_normalizer.shape[1] = 2; }},
+           {"cu rank",
+            "cu_seqlens",
+            {"[N+1]"},
+            [](Legal& x) {
+              x.args.cu_seqlens = tensor(x.cu.data(), {1, N + 1});
+            }},
            {"cu empty", "cu_seqlens", {"[N+1]", "[0]"}, [](Legal& x) { x.args.cu_seqlens.shape[0] = 0; }},
            {"negative extent", "q", {"extents of 0 or more", "[-1,6,2,8]"}, [](Legal& x) {
               for (auto* view : {&x.args.q, &x.args.k, &x.args.v}) view->shape[0] = -1;
@@ -188,11 +228,19 @@ TEST(Check, Strides) {
            {"v", "v", {"stride 1"}, [](Legal& x) { x.args.v.strides[3] = 2; }},
            {"out", "out", {"stride 1"}, [](Legal& x) { x.args.out.strides[3] = 2; }},
            {"log_decay", "log_decay", {"stride 1"}, [](Legal& x) { x.args.log_decay.strides[3] = 2; }},
-           {"state", "initial_state", {"stride 1 on K or on V"}, [](Legal& x) { x.args.initial_state.strides = {512, 128, 16, 2}; }},
+           {"state",
+            "initial_state",
+            {"stride 1 on K or on V"},
+            [](Legal& x) {
+              x.args.initial_state.strides = {512, 128, 16, 2};
+            }},
            {"negative", "beta", {"strides of 0 or more"}, [](Legal& x) { x.args.beta.strides[1] = -4; }},
            {"out repeats memory", "out", {"memory of its own"}, [](Legal& x) { x.args.out.strides[1] = 0; }},
            {"out rows overlap", "out", {"memory of its own"}, [](Legal& x) { x.args.out.strides[2] = 3; }},
-           {"state repeats memory", "final_state", {"memory of its own"}, [](Legal& x) { x.args.final_state.strides[0] = 0; }},
+           {"state repeats memory",
+            "final_state",
+            {"memory of its own"},
+            [](Legal& x) { x.args.final_state.strides[0] = 0; }},
            {"reach beyond 64 bits", "v", {"64 bits"}, [](Legal& x) { x.args.v.strides[1] = INT64_MAX / 2; }}}) {
     expect_rejected(bad);
   }
@@ -206,12 +254,17 @@ TEST(Check, DtypesDevicesAndPointers) {
            {"k unlike q", "k", {"f32, as q has", "bf16"}, [](Legal& x) { x.args.k.dtype = DType::bf16; }},
            {"out unlike q", "out", {"as q has", "f16"}, [](Legal& x) { x.args.out.dtype = DType::f16; }},
            {"C06: k elsewhere", "k", {"cpu", "cuda:1"}, [](Legal& x) { x.args.k.device = cuda(1); }},
-           {"C06: state elsewhere", "final_state", {"cpu", "cuda:0"}, [](Legal& x) { x.args.final_state.device = cuda(0); }},
+           {"C06: state elsewhere",
+            "final_state",
+            {"cpu", "cuda:0"},
+            [](Legal& x) { x.args.final_state.device = cuda(0); }},
            {"C06: two GPUs", "k", {"cuda:0", "cpu"}, [](Legal& x) { x.args.q.device = cuda(0); }},
            {"null q", "q", {"null"}, [](Legal& x) { x.args.q.data = nullptr; }},
            {"null out", "out", {"null"}, [](Legal& x) { x.args.out.data = nullptr; }},
            {"null cu", "cu_seqlens", {"null"}, [](Legal& x) { x.args.cu_seqlens.data = nullptr; }},
-           {"q off its element", "q", {"aligned"},
+           {"q off its element",
+            "q",
+            {"aligned"},
             [](Legal& x) { x.args.q.data = static_cast<const char*>(x.args.q.data) + 1; }},
            {"enum", "recurrence.update", {"9"}, [](Legal& x) { x.args.recurrence.update = static_cast<Update>(9); }},
            {"enum", "recurrence.gate", {"-1"}, [](Legal& x) { x.args.recurrence.gate = static_cast<Gate>(-1); }},
@@ -225,7 +278,9 @@ TEST(Check, Numbers) {
   for (const Bad& bad : std::vector<Bad>{
            {"scale", "scale", {"finite", "inf"}, [](Legal& x) { x.args.scale = INFINITY; }},
            {"scale", "scale", {"finite", "nan"}, [](Legal& x) { x.args.scale = NAN; }},
-           {"bound", "gate_lower_bound", {"below 0", "1"},
+           {"bound",
+            "gate_lower_bound",
+            {"below 0", "1"},
             [](Legal& x) {
               x.args.gate_space = GateSpace::lower_bound;
               x.args.gate_lower_bound = 1.0f;
@@ -245,20 +300,25 @@ TEST(Check, Numbers) {
 }
 
 TEST(Check, OutputsShareNoMemory) {
-  for (const Bad& bad : std::vector<Bad>{
-           {"out on v", "out", {"apart from v"}, [](Legal& x) { x.args.out.data = x.v.data(); }},
-           {"out on part of v", "out", {"apart from v", "overlapping"},
-            [](Legal& x) {
-              x.v.resize(2 * x.v.size());
-              x.args.v.data = x.v.data();
-              x.args.out.data = x.v.data() + 5;
-            }},
-           {"state transposed in place", "final_state", {"apart from initial_state"},
-            [](Legal& x) {
-              x.args.final_state = tensor(x.initial_state.data(), {N, HV, V, K}).permuted({0, 1, 3, 2});
-            }},
-           {"both outputs in one place", "out", {"apart from final_state"},
-            [](Legal& x) { x.args.final_state.data = x.out.data(); }}}) {
+  for (const Bad& bad :
+       std::vector<Bad>{{"out on v", "out", {"apart from v"}, [](Legal& x) { x.args.out.data = x.v.data(); }},
+                        {"out on part of v",
+                         "out",
+                         {"apart from v", "overlapping"},
+                         [](Legal& x) {
+                           x.v.resize(2 * x.v.size());
+                           x.args.v.data = x.v.data();
+                           x.args.out.data = x.v.data() + 5;
+                         }},
+                        {"state transposed in place",
+                         "final_state",
+                         {"apart from initial_state"},
+                         [](Legal& x) {
+                           x.args.final_state = tensor(x.initial_state.data(), {N, HV, V, K}).permuted({0, 1, 3, 2});
+                         }},
+                        {"both outputs in one place", "out", {"apart from final_state"}, [](Legal& x) {
+                           x.args.final_state.data = x.out.data();
+                         }}}) {
     expect_rejected(bad);
   }
 }
@@ -292,8 +352,8 @@ TEST(Check, B10_CudaTensorsWithoutADevice) {
   if (test::cuda_skip_reason().empty()) GTEST_SKIP() << "this machine has a GPU";
   Legal x;
   ForwardArgs& a = x.args;
-  for (ConstTensor* view : {&a.q, &a.k, &a.v, &a.log_decay, &a.beta, &a.initial_state, &a.initial_normalizer, &a.cu_seqlens, &a.a_log,
-                            &a.dt_bias}) {
+  for (ConstTensor* view : {&a.q, &a.k, &a.v, &a.log_decay, &a.beta, &a.initial_state, &a.initial_normalizer,
+                            &a.cu_seqlens, &a.a_log, &a.dt_bias}) {
     view->device = cuda(0);
   }
   for (Tensor* view : {&a.out, &a.final_state, &a.final_normalizer}) view->device = cuda(0);

@@ -33,7 +33,8 @@ Execution by_name(const char* name) {
 }
 
 TEST(Dispatch, TakesTheHighestPriorityThatCanRun) {
-  const Kernel slow = fake("slow", 0), fast = fake("fast", 10), broken = fake("broken", 20, true, DeviceType::cpu, refuses);
+  const Kernel slow = fake("slow", 0), fast = fake("fast", 10),
+               broken = fake("broken", 20, true, DeviceType::cpu, refuses);
   const Choice choice = choose({}, cpu_device(), {}, {&slow, &broken, &fast});
   ASSERT_NE(choice.kernel, nullptr);
   EXPECT_STREQ(choice.kernel->name, "fast");
@@ -51,7 +52,8 @@ TEST(Dispatch, NegativePriorityRunsOnlyByName) {
 }
 
 TEST(Dispatch, NamedKernelWinsOverPriorityButNotOverItsOwnRefusal) {
-  const Kernel slow = fake("slow", 0), fast = fake("fast", 10), broken = fake("broken", 20, true, DeviceType::cpu, refuses);
+  const Kernel slow = fake("slow", 0), fast = fake("fast", 10),
+               broken = fake("broken", 20, true, DeviceType::cpu, refuses);
   EXPECT_EQ(choose({}, cpu_device(), by_name("slow"), {&slow, &fast}).kernel, &slow);
   const Choice refused = choose({}, cpu_device(), by_name("broken"), {&slow, &broken});
   EXPECT_EQ(refused.kernel, nullptr);
@@ -142,13 +144,17 @@ TEST(Dispatch, B02_EveryArchitectureHasAKernelOrAReason) {
   for (int capability : {75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {
     const Choice choice = choose(gpu_problem(), gpu(capability), {}, kernels());
     EXPECT_EQ(choice.kernel != nullptr, runs_on(built_architectures(), capability)) << capability;
-    for (const KernelReport& report : choice.reports) EXPECT_EQ(report.supported, report.reason.empty()) << report.kernel;
+    for (const KernelReport& report : choice.reports) {
+      EXPECT_EQ(report.supported, report.reason.empty()) << report.kernel;
+    }
   }
 }
 
 TEST(Dispatch, B02_CodeRunsWhereItsArchitectureSays) {
   const char* by_default = "80-real;90a-real;80-virtual";
-  for (int capability : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) EXPECT_TRUE(runs_on(by_default, capability)) << capability;
+  for (int capability : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {
+    EXPECT_TRUE(runs_on(by_default, capability)) << capability;
+  }
   for (int capability : {50, 70, 75}) EXPECT_FALSE(runs_on(by_default, capability)) << capability;
 
   struct Row {
@@ -156,11 +162,16 @@ TEST(Dispatch, B02_CodeRunsWhereItsArchitectureSays) {
     int capability;
     bool runs;
   };
-  const Row rows[] = {{"90a-real", 90, true},     {"90a-real", 100, false},   {"90a", 80, false},       {"80-real", 86, true},
-                      {"86-real", 80, false},     {"80-real", 90, false},     {"80", 120, true},        {"100f-real", 103, true},
-                      {"100f-real", 110, false},  {"100-real;120", 110, false}, {"120-virtual", 121, true}, {"89;90", 89, true},
+  const Row rows[] = {{"90a-real", 90, true},     {"90a-real", 100, false},
+                      {"90a", 80, false},         {"80-real", 86, true},
+                      {"86-real", 80, false},     {"80-real", 90, false},
+                      {"80", 120, true},          {"100f-real", 103, true},
+                      {"100f-real", 110, false},  {"100-real;120", 110, false},
+                      {"120-virtual", 121, true}, {"89;90", 89, true},
                       {"native", 90, true},       {"", 90, false}};
-  for (const Row& row : rows) EXPECT_EQ(runs_on(row.architectures, row.capability), row.runs) << row.architectures << ' ' << row.capability;
+  for (const Row& row : rows) {
+    EXPECT_EQ(runs_on(row.architectures, row.capability), row.runs) << row.architectures << ' ' << row.capability;
+  }
 }
 
 // A06: the query names the kernel and says why, for a table of twelve configurations, and forward runs that kernel.

@@ -76,7 +76,8 @@ TEST(ProblemShapes, SequencesComeFromTheOffsets) {
 }
 
 TEST(ProblemShapes, WrongOffsetsStayInsideTheTensor) {
-  const std::int64_t wild[] = {-5, 1000, 3, std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()};
+  const std::int64_t wild[] = {-5, 1000, 3, std::numeric_limits<std::int64_t>::max(),
+                               std::numeric_limits<std::int64_t>::min()};
   const Problem p = packed(wild, DType::i64);
   for (int n = 0; n < 4; ++n) {
     const Sequence s = p.sequence(n);
@@ -95,7 +96,8 @@ TEST(Element, LoadsAndStoresRoundOnce) {
     for (float value : values) {
       store_element(memory, dtype, 3, value);
       const float back = load_element(memory, dtype, 3);
-      EXPECT_NEAR(back, value, std::fabs(value) * ulp + (dtype == DType::f16 ? 0x1p-25 : 0.0)) << name(dtype) << " " << value;
+      EXPECT_NEAR(back, value, std::fabs(value) * ulp + (dtype == DType::f16 ? 0x1p-25 : 0.0))
+          << name(dtype) << " " << value;
       store_element(memory, dtype, 3, back);
       EXPECT_EQ(load_element(memory, dtype, 3), back);
     }

@@ -54,14 +54,16 @@ TEST(GateFunctions, DecayFactorsMatchFloat64) {
   Random random = random_for("DecayFactors");
   for (int i = 0; i < 20000; ++i) {
     const auto x = static_cast<float>(uniform(random, -80, 0)), raw = static_cast<float>(uniform(random, -6, 6));
-    const auto rate = static_cast<float>(std::exp(uniform(random, -2, 2))), bias = static_cast<float>(uniform(random, -2, 2));
+    const auto rate = static_cast<float>(std::exp(uniform(random, -2, 2))),
+               bias = static_cast<float>(uniform(random, -2, 2));
     EXPECT_LT(ulps(decay_factor(x, GateSpace::log, 1, 0, 0), std::exp(static_cast<double>(x))), 2);
     EXPECT_LT(ulps(decay_factor(x, GateSpace::log2, 1, 0, 0), std::exp2(static_cast<double>(x))), 2);
     // The argument of exp carries a few roundings, and exp turns an absolute error e of its argument into a relative error e:
     // 6 roundings of an argument of size g, plus exp's own.
     const double s = static_cast<double>(raw) + bias;
     const double g = -rate * (std::fmax(s, 0.0) + std::log1p(std::exp(-std::fabs(s))));
-    EXPECT_NEAR(decay_factor(raw, GateSpace::softplus, rate, bias, 0), std::exp(g), (6 * std::fabs(g) + 4) * 0x1p-24 * std::exp(g));
+    EXPECT_NEAR(decay_factor(raw, GateSpace::softplus, rate, bias, 0), std::exp(g),
+                (6 * std::fabs(g) + 4) * 0x1p-24 * std::exp(g));
     const double bounded = -5.0 / (1 + std::exp(-rate * s));
     const double slope = std::fabs(rate * s) + 6;  // error of the sigmoid's own argument
     EXPECT_NEAR(decay_factor(raw, GateSpace::lower_bound, rate, bias, -5.0f), std::exp(bounded),
@@ -86,7 +88,8 @@ TEST(Summation, ScaleCarriesTheProductsRoundingError) {
   Random random = random_for("Scale");
   for (int i = 0; i < 20000; ++i) {
     CompensatedSum s;
-    const auto a = static_cast<float>(uniform(random, -100, 100)), factor = static_cast<float>(uniform(random, 0.01, 1));
+    const auto a = static_cast<float>(uniform(random, -100, 100)),
+               factor = static_cast<float>(uniform(random, 0.01, 1));
     s.set(a);
     s.scale(factor);
     EXPECT_EQ(static_cast<double>(s.sum) + s.compensation, static_cast<double>(a) * factor);

@@ -101,8 +101,8 @@ struct Params {
   RowAccess access;
   int run_tokens;
   int slices;
-  std::int64_t chains;        // counters in `progress`
-  std::int64_t most_runs;     // entries in `runs`
+  std::int64_t chains;     // counters in `progress`
+  std::int64_t most_runs;  // entries in `runs`
   std::int64_t most_handoffs;
   std::int64_t longest_sequence_runs;
   int* ticket;
@@ -176,14 +176,16 @@ __device__ Block block_of(const Params& params, const Run& run, std::int64_t cha
   block.tokens = static_cast<int>(left < params.run_tokens ? left : params.run_tokens);
   block.value_head = chain / params.slices;
   block.first_column = first_column;
-  block.columns = static_cast<int>(p.value_dim - first_column < slice_columns ? p.value_dim - first_column : slice_columns);
+  block.columns =
+      static_cast<int>(p.value_dim - first_column < slice_columns ? p.value_dim - first_column : slice_columns);
   block.first_run = run.index == 0;
   block.last_run = left <= params.run_tokens;
   return block;
 }
 
 template <class P>
-__global__ void __launch_bounds__(kThreads, P::kBlocksPerMultiprocessor) chunk_pipeline(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(kThreads, P::kBlocksPerMultiprocessor)
+    chunk_pipeline(const __grid_constant__ Params params) {
   extern __shared__ float4 dynamic_shared[];
   const SharedRun<P> shared(reinterpret_cast<float*>(dynamic_shared), params.run_tokens);
   const Problem& p = params.problem;
@@ -202,7 +204,8 @@ __global__ void __launch_bounds__(kThreads, P::kBlocksPerMultiprocessor) chunk_p
 
   load_run(p, params.access, block, micro_chunks * kMicroChunk, shared);
   for (int m = warp; m < micro_chunks; m += kWarps) {
-    prepare_micro_chunk<P::kUpdate, P::kGate, P::kKeyTile, P::kSlice, P::kColumnStride>(shared.micro_chunk(m, warp), lane);
+    prepare_micro_chunk<P::kUpdate, P::kGate, P::kKeyTile, P::kSlice, P::kColumnStride>(shared.micro_chunk(m, warp),
+                                                                                        lane);
   }
   __syncthreads();
 
@@ -234,8 +237,10 @@ template <Update kUpdate, Gate kGate, class Use>
 auto with_tiles(const Plan& plan, const Use& use) {
   const bool wide = plan.slice == 32;
   switch (plan.key_tile) {
-    case 64: return wide ? use(Policy<kUpdate, kGate, PlainSum, 64, 32>()) : use(Policy<kUpdate, kGate, PlainSum, 64, 16>());
-    case 128: return wide ? use(Policy<kUpdate, kGate, PlainSum, 128, 32>()) : use(Policy<kUpdate, kGate, PlainSum, 128, 16>());
+    case 64:
+      return wide ? use(Policy<kUpdate, kGate, PlainSum, 64, 32>()) : use(Policy<kUpdate, kGate, PlainSum, 64, 16>());
+    case 128:
+      return wide ? use(Policy<kUpdate, kGate, PlainSum, 128, 32>()) : use(Policy<kUpdate, kGate, PlainSum, 128, 16>());
     default: return use(Policy<kUpdate, kGate, PlainSum, 256, 16>());
   }
 }
@@ -244,9 +249,11 @@ template <class Use>
 auto with_policy(const Problem& p, const Plan& plan, const Use& use) {
   const bool delta = p.update == Update::delta;
   if (p.gate == Gate::channel) {
-    return delta ? with_tiles<Update::delta, Gate::channel>(plan, use) : with_tiles<Update::additive, Gate::channel>(plan, use);
+    return delta ? with_tiles<Update::delta, Gate::channel>(plan, use)
+                 : with_tiles<Update::additive, Gate::channel>(plan, use);
   }
-  return delta ? with_tiles<Update::delta, Gate::scalar>(plan, use) : with_tiles<Update::additive, Gate::scalar>(plan, use);
+  return delta ? with_tiles<Update::delta, Gate::scalar>(plan, use)
+               : with_tiles<Update::additive, Gate::scalar>(plan, use);
 }
 
 /// The longest run whose shared memory leaves room for the policy's blocks on a multiprocessor.
@@ -296,8 +303,8 @@ std::size_t workspace(const Problem& p, const DeviceProperties& device) {
 template <class P>
 void launch_with(const Params& params, std::int64_t blocks, cudaStream_t stream) {
   const std::size_t bytes = SharedRun<P>::bytes(params.run_tokens);
-  DELTA_ATTENTION_CUDA(cudaFuncSetAttribute(chunk_pipeline<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                            static_cast<int>(bytes)));
+  DELTA_ATTENTION_CUDA(
+      cudaFuncSetAttribute(chunk_pipeline<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
   chunk_pipeline<P><<<static_cast<unsigned>(blocks), kThreads, bytes, stream>>>(params);
   DELTA_ATTENTION_CUDA(cudaGetLastError());
 }

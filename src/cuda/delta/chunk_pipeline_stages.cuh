@@ -4,9 +4,10 @@
 // that are tested one by one. All of them are called by every thread of the block, or by whole warps where it says so.
 
 #include <cstdint>
+#include <type_traits>
 
-#include "cuda/device/load_channels.cuh"
 #include "cuda/device/micro_chunk.cuh"
+#include "cuda/device/rows.cuh"
 #include "cuda/device/warp.cuh"
 #include "state/gate.h"
 #include "state/state_update.h"
@@ -24,9 +25,9 @@ struct Policy {
   static constexpr Gate kGate = kGateValue;
   using Sum = SumType;
   static constexpr int kKeyTile = kKeyTileValue;
-  static constexpr int kSlice = kSliceValue;                  // value columns
-  static constexpr int kColumnStride = kSlice + 4;            // keeps the tokens of a column on different banks
-  static constexpr int kRowLanes = kMicroChunk;               // lanes that share a column; each receives one token's sums
+  static constexpr int kSlice = kSliceValue;        // value columns
+  static constexpr int kColumnStride = kSlice + 4;  // keeps the tokens of a column on different banks
+  static constexpr int kRowLanes = kMicroChunk;     // lanes that share a column; each receives one token's sums
   static constexpr int kColumnLanes = kWarpSize / kRowLanes;  // columns that a warp steps side by side
   static constexpr int kStepWarps = kSlice / kColumnLanes;    // the other warps help to load and prepare only
   static constexpr int kRows = kKeyTile / kRowLanes;          // rows that a lane holds
@@ -97,28 +98,58 @@ struct SharedRun {
   }
 };
 
-/// The gates of the run, in place of what load_run put there: decays a, 1 for tokens and channels that do not exist.
+/// Every row becomes x / sqrt(sum x^2 + eps).
+template <int kPerLane>
+__device__ __forceinline__ void l2normalize_rows(int padded_tokens, float* rows) {
+  transform_rows<kPerLane>(padded_tokens, rows, [](int, auto& x) {
+    constexpr int kCount = std::extent_v<std::remove_reference_t<decltype(x)>>;
+    float factor[kCount] = {};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e) factor[i] += x[i][e] * x[i][e];
+    }
+    warp_sums(factor);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      factor[i] = l2norm_factor(factor[i]);
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e) x[i][e] *= factor[i];
+    }
+  });
+}
+
+/// The channel gates of the run become decays a; 1 for tokens and channels that do not exist.
 template <int kPerLane>
 __device__ __forceinline__ void activate_decays(const Problem& p, const Block& block, int padded_tokens, float* rows) {
+  constexpr int kTile = kPerLane * kWarpSize;
   const DecayReader decays(p, block.value_head);
-  const bool plain = p.gate_space == GateSpace::log;  // the common case, kept free of branches
-  const int lane = threadIdx.x % kWarpSize;
-#pragma unroll 2
-  for (int t = threadIdx.x / kWarpSize; t < padded_tokens; t += kWarps) {
-    float* row = rows + t * kPerLane * kWarpSize + lane;
-#pragma unroll
-    for (int e = 0; e < kPerLane; ++e) {
-      const int channel = e * kWarpSize + lane;
-      float a = plain ? expf(row[e * kWarpSize]) : 1.0f;
-      if (!plain && channel < p.key_dim) a = decays.activate(row[e * kWarpSize], channel);
-      row[e * kWarpSize] = t < block.tokens && channel < p.key_dim ? a : 1.0f;
+  if (p.gate_space != GateSpace::log) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < padded_tokens * kTile; i += kThreads) {
+      const bool exists = i / kTile < block.tokens && i % kTile < p.key_dim;
+      rows[i] = exists ? decays.activate(rows[i], i % kTile) : 1.0f;
     }
+    return;
   }
+  // The common case, without branches.
+  const int first = threadIdx.x % kWarpSize * kPerLane;
+  transform_rows<kPerLane>(padded_tokens, rows, [&](int row, auto& x) {
+    constexpr int kCount = std::extent_v<std::remove_reference_t<decltype(x)>>;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int e = 0; e < kPerLane; ++e) {
+        const bool exists = row + i * kWarps < block.tokens && first + e < p.key_dim;
+        x[i][e] = exists ? expf(x[i][e]) : 1.0f;
+      }
+    }
+  });
 }
 
 /// beta and scalar decays, a token a thread.
 __device__ __forceinline__ void load_token_scalars(const Problem& p, const Block& block, int padded_tokens, float* beta,
-                                                float* decay) {
+                                                   float* decay) {
   const DecayReader decays(p, block.value_head);
   for (int t = threadIdx.x; t < padded_tokens; t += kThreads) {
     const bool inside = t < block.tokens;
@@ -128,22 +159,45 @@ __device__ __forceinline__ void load_token_scalars(const Problem& p, const Block
   }
 }
 
-__device__ __forceinline__ RowsView rows_of(const InputOperand& operand, const Block& block, std::int64_t head, bool in_pieces,
-                                            std::int64_t size) {
-  return {operand.data, operand.dtype, in_pieces, operand.offset(block.batch, block.first_token, head), operand.strides[1],
-          block.tokens, static_cast<int>(size)};
+__device__ __forceinline__ RowsView rows_of(const InputOperand& operand, const Block& block, std::int64_t head,
+                                            bool in_pieces, std::int64_t size) {
+  return {operand.data,
+          operand.dtype,
+          in_pieces,
+          operand.offset(block.batch, block.first_token, head),
+          operand.strides[1],
+          block.tokens,
+          static_cast<int>(size)};
 }
 
-/// The slice's columns of v, a column a lane.
-template <int kColumns, int kColumnStride>
-__device__ __forceinline__ void load_values(const Problem& p, const Block& block, int padded_tokens, float* u) {
-  constexpr int kTokensAtOnce = kThreads / kColumns;
+/// The slice's columns of v, a column a thread, several tokens in flight.
+template <class Element, int kColumns, int kColumnStride>
+__device__ __forceinline__ void load_values_of(const Problem& p, const Block& block, int padded_tokens, float* u) {
+  constexpr int kTokensAside = kThreads / kColumns, kAtOnce = 4;
   const int column = threadIdx.x % kColumns;
-  const std::int64_t start = p.v.offset(block.batch, block.first_token, block.value_head) + block.first_column + column;
-#pragma unroll 4
-  for (int t = threadIdx.x / kColumns; t < padded_tokens; t += kTokensAtOnce) {
-    const bool wanted = t < block.tokens && column < block.columns;
-    u[t * kColumnStride + column] = wanted ? p.v.load(start + t * p.v.strides[1]) : 0.0f;
+  const auto* from = static_cast<const Element*>(p.v.data) +
+                     p.v.offset(block.batch, block.first_token, block.value_head) + block.first_column + column;
+  for (int first = threadIdx.x / kColumns; first < padded_tokens; first += kTokensAside * kAtOnce) {
+    Element value[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int t = first + i * kTokensAside;
+      value[i] = t < block.tokens && column < block.columns ? from[t * p.v.strides[1]] : from_float<Element>(0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int t = first + i * kTokensAside;
+      if (t < padded_tokens) u[t * kColumnStride + column] = to_float(value[i]);
+    }
+  }
+}
+
+template <class P>
+__device__ __forceinline__ void load_values(const Problem& p, const Block& block, int padded_tokens, float* u) {
+  switch (p.dtype) {
+    case DType::f16: return load_values_of<Half, P::kSlice, P::kColumnStride>(p, block, padded_tokens, u);
+    case DType::bf16: return load_values_of<BFloat16, P::kSlice, P::kColumnStride>(p, block, padded_tokens, u);
+    default: return load_values_of<float, P::kSlice, P::kColumnStride>(p, block, padded_tokens, u);
   }
 }
 
@@ -152,23 +206,26 @@ template <class P>
 __device__ void load_run(const Problem& p, const RowAccess& access, const Block& block, int padded_tokens,
                          const SharedRun<P>& shared) {
   constexpr int kPerLane = P::kKeyTile / kWarpSize;
-  // One loop, not two or three calls: the code for every dtype and alignment then exists once.
+  constexpr bool kChannelGate = P::kGate == Gate::channel;
+  constexpr int kRowOperands = kChannelGate ? 3 : 2;  // q, k and gates; loops, so that their code exists once
+  const std::int64_t key_head = p.key_head(block.value_head);
 #pragma unroll 1
-  for (int which = 0; which < (P::kGate == Gate::channel ? 3 : 2); ++which) {
-    const std::int64_t key_head = p.key_head(block.value_head);
-    const RowsView rows = which == 0   ? rows_of(p.q, block, key_head, access.q, p.key_dim)
+  for (int which = 0; which < kRowOperands; ++which) {
+    const RowsView view = which == 0   ? rows_of(p.q, block, key_head, access.q, p.key_dim)
                           : which == 1 ? rows_of(p.k, block, key_head, access.k, p.key_dim)
                                        : rows_of(p.log_decay, block, block.value_head, access.decay, p.key_dim);
-    load_rows<kPerLane>(rows, padded_tokens, which == 0 ? shared.q : which == 1 ? shared.k : shared.w);
+    start_rows<kPerLane>(view, padded_tokens, which == 0 ? shared.q : which == 1 ? shared.k : shared.w);
   }
-  load_values<P::kSlice, P::kColumnStride>(p, block, padded_tokens, shared.u);
   load_token_scalars(p, block, padded_tokens, shared.beta, shared.decay);
-  __syncthreads();
-  if (p.qk_l2norm) {
+  load_values<P>(p, block, padded_tokens, shared.u);
+  wait_for_rows();
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) l2normalize_rows<kPerLane>(padded_tokens, which == 0 ? shared.q : shared.k);
+  for (int which = 0; which < kRowOperands; ++which) {
+    float* rows = which == 0 ? shared.q : which == 1 ? shared.k : shared.w;
+    widen_rows<kPerLane>(which == 2 ? p.log_decay.dtype : p.dtype, padded_tokens, rows);
+    if (p.qk_l2norm && which < 2) l2normalize_rows<kPerLane>(padded_tokens, rows);
   }
-  if (P::kGate == Gate::channel) activate_decays<kPerLane>(p, block, padded_tokens, shared.w);
+  if (kChannelGate) activate_decays<kPerLane>(p, block, padded_tokens, shared.w);
   __syncthreads();
 }
 
@@ -206,8 +263,8 @@ __device__ void load_state(const Problem& p, const Block& block, const LaneRole<
     if (!block.first_run) {
       value = __ldcg(handoff_element<P>(handoff, r));
     } else if (p.initial_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
-      value = p.initial_state.load(p.initial_state.offset(block.sequence, block.value_head, role.row(r),
-                                                          block.first_column + role.column));
+      value = p.initial_state.load(
+          p.initial_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column));
     }
     state.cell[r][0].set(value);
   }
@@ -222,31 +279,39 @@ __device__ void store_state(const Problem& p, const Block& block, const LaneRole
     if (!block.last_run) {
       __stcg(handoff_element<P>(handoff, r), value);
     } else if (p.final_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
-      p.final_state.store(p.final_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column),
-                          value);
+      p.final_state.store(
+          p.final_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column), value);
     }
   }
 }
 
-/// S^T x_i of this lane's column, for the lane's token i; x are the micro-chunk's 8 vectors.
-template <class P>
-__device__ __forceinline__ float multiply_state(const typename P::Tile& state, const LaneRole<P>& role, const float* vectors) {
-  float partial[kMicroChunk][1] = {};
+/// S^T x_i of this lane's column, for the lane's token i, summed over the column's lanes; x are the micro-chunk's 8 vectors. One
+/// result for each of `vectors`: several products at once hide each other's latency.
+template <class P, int kProducts>
+__device__ __forceinline__ void multiply_state(const typename P::Tile& state, const LaneRole<P>& role,
+                                               const float* const (&vectors)[kProducts], float (&result)[kProducts]) {
+  float partial[kProducts][kMicroChunk][1] = {};
 #pragma unroll
   for (int r = 0; r < P::kRows; r += 4) {
 #pragma unroll
-    for (int i = 0; i < kMicroChunk; ++i) {
-      const float4 x = *reinterpret_cast<const float4*>(vectors + i * P::kKeyTile + role.row(r));
-      accumulate_product(state, r, x.x, partial[i]);
-      accumulate_product(state, r + 1, x.y, partial[i]);
-      accumulate_product(state, r + 2, x.z, partial[i]);
-      accumulate_product(state, r + 3, x.w, partial[i]);
+    for (int product = 0; product < kProducts; ++product) {
+#pragma unroll
+      for (int i = 0; i < kMicroChunk; ++i) {
+        const float4 x = *reinterpret_cast<const float4*>(vectors[product] + i * P::kKeyTile + role.row(r));
+        accumulate_product(state, r, x.x, partial[product][i]);
+        accumulate_product(state, r + 1, x.y, partial[product][i]);
+        accumulate_product(state, r + 2, x.z, partial[product][i]);
+        accumulate_product(state, r + 3, x.w, partial[product][i]);
+      }
     }
   }
-  float sums[kMicroChunk];
 #pragma unroll
-  for (int i = 0; i < kMicroChunk; ++i) sums[i] = partial[i][0];
-  return spread_sum<P::kRowLanes, P::kColumnLanes>(sums, role.lane);
+  for (int product = 0; product < kProducts; ++product) {
+    float sums[kMicroChunk];
+#pragma unroll
+    for (int i = 0; i < kMicroChunk; ++i) sums[i] = partial[product][i][0];
+    result[product] = spread_sum<P::kRowLanes, P::kColumnLanes>(sums, role.lane);
+  }
 }
 
 /// Stage B. S <- Diag(b_7) S + sum_j R_j u_j^T.
@@ -257,7 +322,8 @@ __device__ __forceinline__ void advance(const MicroChunkView& chunk, const LaneR
   for (int r = 0; r < P::kRows; r += 4) {
     const float* end = chunk.decay_end;
     const bool channel = P::kGate == Gate::channel;
-    const float4 b = channel ? *reinterpret_cast<const float4*>(end + role.row(r)) : make_float4(*end, *end, *end, *end);
+    const float4 b =
+        channel ? *reinterpret_cast<const float4*>(end + role.row(r)) : make_float4(*end, *end, *end, *end);
     decay(state, r, b.x);
     decay(state, r + 1, b.y);
     decay(state, r + 2, b.z);
@@ -273,26 +339,25 @@ __device__ __forceinline__ void advance(const MicroChunkView& chunk, const LaneR
   }
 }
 
-/// Stage D. u = U - S^T W: the corrections of all 8 tokens in this lane's column. beta is inside U and W already. Tokens past the
-/// end contribute nothing, whatever the state holds.
+/// Stage D. u = U - S^T W: the corrections of all 8 tokens in this lane's column. `predicted` is S^T W of the lane's own token; beta
+/// is inside U and W already. Tokens past the end contribute nothing, whatever the state holds.
 template <class P>
 __device__ __forceinline__ void correct_micro_chunk(const MicroChunkView& chunk, int tokens, const LaneRole<P>& role,
-                                                    const typename P::Tile& state, float (&u)[kMicroChunk][1]) {
+                                                    float predicted, float (&u)[kMicroChunk][1]) {
   const float value = chunk.u[role.token * P::kColumnStride + role.column];
-  const float predicted = P::kUpdate == Update::delta ? multiply_state<P>(state, role, chunk.w) : 0.0f;
   const float own = role.token < tokens ? correct<P::kUpdate>(value, predicted, 1.0f) : 0.0f;
 #pragma unroll
   for (int j = 0; j < kMicroChunk; ++j) u[j][0] = __shfl_sync(kFullWarp, own, role.lane_of(j));
 }
 
-/// Stage C. o = S^T Q + A u of the lane's token and column, from the state before the micro-chunk.
+/// Stage C. o = S^T Q + A u of the lane's token and column; `product` is S^T Q with the state before the micro-chunk.
 template <class P>
-__device__ __forceinline__ float read_out(const MicroChunkView& chunk, const LaneRole<P>& role, const typename P::Tile& state,
+__device__ __forceinline__ float read_out(const MicroChunkView& chunk, const LaneRole<P>& role, float product,
                                           const float (&u)[kMicroChunk][1]) {
   const float* row = chunk.a_matrix + role.token * kMicroChunk;
   const float4 low = *reinterpret_cast<const float4*>(row), high = *reinterpret_cast<const float4*>(row + 4);
   const float weights[kMicroChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  float o = multiply_state<P>(state, role, chunk.q);
+  float o = product;
 #pragma unroll
   for (int j = 0; j < kMicroChunk; ++j) {
     // Later tokens are left out, not multiplied by zero: their values may be anything.
@@ -306,10 +371,20 @@ __device__ __forceinline__ float read_out(const MicroChunkView& chunk, const Lan
 template <class P>
 __device__ __forceinline__ void step_micro_chunk(const MicroChunkView& chunk, int tokens, const LaneRole<P>& role,
                                                  typename P::Tile& state) {
+  float predicted = 0.0f, product = 0.0f;
+  if constexpr (P::kUpdate == Update::delta) {
+    float results[2];
+    multiply_state<P>(state, role, {chunk.w, chunk.q}, results);
+    predicted = results[0];
+    product = results[1];
+  } else {
+    float results[1];
+    multiply_state<P>(state, role, {chunk.q}, results);
+    product = results[0];
+  }
   float u[kMicroChunk][1];
-  correct_micro_chunk<P>(chunk, tokens, role, state, u);
-  const float o = read_out<P>(chunk, role, state, u);
-  chunk.u[role.token * P::kColumnStride + role.column] = o;
+  correct_micro_chunk<P>(chunk, tokens, role, predicted, u);
+  chunk.u[role.token * P::kColumnStride + role.column] = read_out<P>(chunk, role, product, u);
   advance<P>(chunk, role, u, state);
 }
 

@@ -74,9 +74,9 @@ __global__ void __launch_bounds__(kThreads) load_states(const __grid_constant__ 
               : 0.0f;
     }
     if (p.normalize && threadIdx.x % kColumns == 0) {
-      at.normalizer[row] =
-          p.initial_normalizer.present ? p.initial_normalizer.load(p.initial_normalizer.offset(at.sequence, at.value_head, row))
-                                       : 0.0f;
+      at.normalizer[row] = p.initial_normalizer.present
+                               ? p.initial_normalizer.load(p.initial_normalizer.offset(at.sequence, at.value_head, row))
+                               : 0.0f;
     }
   }
 }

@@ -22,13 +22,13 @@ constexpr int kMicroChunk = 8;
 
 /// Shared-memory operands of one micro-chunk: rows of kKeyTile channels, and small matrices.
 struct MicroChunkView {
-  float* w;          // [8][kKeyTile]  in: the decays a_i (channel gate); out: W_i
-  float* q;          // [8][kKeyTile]  in: q_i; out: Q_i
-  float* k;          // [8][kKeyTile]  in: k_i; out: R_i
-  float* u;          // [8][column stride]  in: v_i; out: U_i
-  float* a_matrix;   // [8][8]  out: A_ij for j <= i
-  float* decay_end;  // [kKeyTile] (channel gate) or [1] (scalar gate)  out: b_7
-  float* scratch;    // [8] of this warp
+  float* w;            // [8][kKeyTile]  in: the decays a_i (channel gate); out: W_i
+  float* q;            // [8][kKeyTile]  in: q_i; out: Q_i
+  float* k;            // [8][kKeyTile]  in: k_i; out: R_i
+  float* u;            // [8][column stride]  in: v_i; out: U_i
+  float* a_matrix;     // [8][8]  out: A_ij for j <= i
+  float* decay_end;    // [kKeyTile] (channel gate) or [1] (scalar gate)  out: b_7
+  float* scratch;      // [8] of this warp
   const float* beta;   // [8]; 0 for tokens past the end
   const float* decay;  // [8] scalar gate; 1 for tokens past the end
 };
@@ -37,8 +37,8 @@ struct MicroChunkView {
 template <Update kUpdate, Gate kGate, int kKeyTile>
 __device__ __forceinline__ void prepare_keys(const MicroChunkView& chunk, int lane, float (&mixed)[kMicroChunk]) {
   constexpr int kPerLane = kKeyTile / kWarpSize;
-  float since_start[kPerLane];              // b_i
-  float decayed_key[kMicroChunk][kPerLane]; // d_ij * k_j
+  float since_start[kPerLane];               // b_i
+  float decayed_key[kMicroChunk][kPerLane];  // d_ij * k_j
   float w[kMicroChunk][kPerLane];
 #pragma unroll
   for (int e = 0; e < kPerLane; ++e) since_start[e] = 1.0f;
@@ -70,7 +70,8 @@ __device__ __forceinline__ void prepare_keys(const MicroChunkView& chunk, int la
     const float sum = spread_sum<kWarpSize, 1>(products, lane);
     const int which = lane / 2;
     if (lane % 2 == 0) {
-      float* slot = which < kMicroChunk ? chunk.scratch + which : chunk.a_matrix + i * kMicroChunk + which - kMicroChunk;
+      float* slot =
+          which < kMicroChunk ? chunk.scratch + which : chunk.a_matrix + i * kMicroChunk + which - kMicroChunk;
       *slot = sum;
     }
     __syncwarp();

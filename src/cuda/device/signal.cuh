@@ -19,8 +19,9 @@ __device__ __forceinline__ int take_ticket(int* counter) {
 __device__ __forceinline__ void wait_for(int* counter, int value) {
   if (threadIdx.x == 0) {
     const cuda::atomic_ref<int, cuda::thread_scope_device> signal(*counter);
-    while (signal.load(cuda::memory_order_acquire) < value) {
+    while (signal.load(cuda::memory_order_relaxed) < value) {
     }
+    cuda::atomic_thread_fence(cuda::memory_order_acquire, cuda::thread_scope_device);
   }
   __syncthreads();
 }

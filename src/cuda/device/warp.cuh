@@ -7,11 +7,19 @@ namespace delta_attention {
 constexpr int kWarpSize = 32;
 constexpr unsigned kFullWarp = 0xffffffffu;
 
-/// The sum over all lanes, in every lane.
-__device__ __forceinline__ float warp_sum(float x) {
+/// Each of kCount numbers summed over all lanes, in every lane. Several at once hide each other's latency.
+template <int kCount>
+__device__ __forceinline__ void warp_sums(float (&x)[kCount]) {
 #pragma unroll
-  for (int step = kWarpSize / 2; step > 0; step /= 2) x += __shfl_xor_sync(kFullWarp, x, step);
-  return x;
+  for (int step = kWarpSize / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] += __shfl_xor_sync(kFullWarp, x[i], step);
+  }
+}
+__device__ __forceinline__ float warp_sum(float x) {
+  float sum[1] = {x};
+  warp_sums(sum);
+  return sum[0];
 }
 
 /// Sums kCount values at once over groups of kLanes lanes that lie kStride lanes apart, and spreads the sums over the group: each
