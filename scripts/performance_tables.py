@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Rewrites the tables of docs/performance.md from bench/results/*/*.json.
+"""Rewrites the tables of docs/performance.md and README.md from bench/results/*/*.json.
 
-A table stands between the lines `<!-- table:NAME begin -->` and `<!-- table:NAME end -->`; NAME is delta_forward or
-suite.
+A table stands between the lines `<!-- table:NAME begin -->` and `<!-- table:NAME end -->`.
 """
 
 import json
@@ -11,7 +10,6 @@ import sys
 
 from measured import RESULTS, ROOT
 
-DOCUMENT = ROOT / "docs" / "performance.md"
 NOTHING = "No results yet.\n"
 
 
@@ -82,10 +80,17 @@ def error_cell(row):
     return f"{row.error:.1e}"
 
 
-def chunkwise_gain(cells):
-    if "cpu_sequential" not in cells or "cpu_chunkwise" not in cells:
-        return ""
-    return f"{cells['cpu_sequential'].microseconds / cells['cpu_chunkwise'].microseconds:.1f}x"
+def gain(kernel, baseline):
+    """A last column: how many times faster `kernel` is than `baseline` in the same run."""
+    def cell(cells):
+        if kernel not in cells or baseline not in cells:
+            return ""
+        return f"{cells[baseline].microseconds / cells[kernel].microseconds:.1f}x"
+    return f"{kernel} against {baseline}", cell
+
+
+CPU_GAIN = gain("cpu_chunkwise", "cpu_sequential")
+GPU_GAIN = gain("v1_chunk_pipeline", "step_loop")
 
 
 def machine_heading(context):
@@ -102,11 +107,11 @@ def delta_forward_section(results):
     text = machine_heading(results["context"])
     wall = [row for row in rows if row.variant == "wall"]
     if wall:
-        text += "CPU, wall time in µs:\n\n" + matrix(wall, time_cell, ("chunkwise against sequential", chunkwise_gain))
+        text += "CPU, wall time in µs:\n\n" + matrix(wall, time_cell, CPU_GAIN)
     cold = [row for row in rows if row.variant == "cold"]
     graph = [row for row in rows if row.variant == "graph"]
     if cold:
-        text += "GPU, cold, µs (times the memory floor):\n\n" + matrix(cold, time_cell)
+        text += "GPU, cold, µs (times the memory floor):\n\n" + matrix(cold, time_cell, GPU_GAIN)
     if graph:
         text += "GPU, graph replay, µs:\n\n" + matrix(graph, time_cell)
     return text + "Relative error of the output against float64:\n\n" + matrix(wall + cold, error_cell)
@@ -115,6 +120,25 @@ def delta_forward_section(results):
 def delta_forward():
     files = sorted(RESULTS.glob("*/delta_forward.json"))
     return "".join(delta_forward_section(json.loads(file.read_text())) for file in files) or NOTHING
+
+
+def readme_shape(row):
+    shape = row.shape
+    usual = shape["T"] == "2048" and shape["K"] == "128" and shape["B"] in ("1", "16") and shape.get("gate") == "strong"
+    return usual and row.dtype == "f32" and row.recurrence in ("kda", "gated_delta_net")
+
+
+def readme():
+    text = ""
+    for file in sorted(RESULTS.glob("*/delta_forward.json")):
+        results = json.loads(file.read_text())
+        rows = [row for row in read_rows(results) if readme_shape(row)]
+        for variant, extra in {"cold": GPU_GAIN, "wall": CPU_GAIN}.items():
+            chosen = [row for row in rows if row.variant == variant]
+            if chosen:
+                machine = results["context"]["gpu" if variant == "cold" else "cpu"]
+                text += f"{machine}, µs:\n\n" + matrix(chosen, lambda row: number(row.microseconds), extra)
+    return text or NOTHING
 
 
 def sanitizer_cell(result):
@@ -137,17 +161,18 @@ def suite():
 
 
 def replace(document, name, content):
+    text = document.read_text()
     pattern = re.compile(rf"(<!-- table:{name} begin -->\n).*?(<!-- table:{name} end -->)", re.DOTALL)
-    if not pattern.search(document):
-        sys.exit(f"performance_tables: {DOCUMENT} has no markers for the table '{name}'")
-    return pattern.sub(lambda match: f"{match[1]}\n{content.rstrip()}\n\n{match[2]}", document)
+    if not pattern.search(text):
+        sys.exit(f"performance_tables: {document} has no markers for the table '{name}'")
+    document.write_text(pattern.sub(lambda match: f"{match[1]}\n{content.rstrip()}\n\n{match[2]}", text))
 
 
 def main():
-    document = DOCUMENT.read_text()
-    for name, generate in {"delta_forward": delta_forward, "suite": suite}.items():
-        document = replace(document, name, generate())
-    DOCUMENT.write_text(document)
+    performance = ROOT / "docs" / "performance.md"
+    replace(performance, "delta_forward", delta_forward())
+    replace(performance, "suite", suite())
+    replace(ROOT / "README.md", "readme", readme())
 
 
 if __name__ == "__main__":

@@ -9,14 +9,6 @@
 namespace delta_attention::test {
 namespace {
 
-std::vector<KernelInfo> cuda_kernels() {
-  std::vector<KernelInfo> list;
-  for (const KernelInfo& kernel : all_kernels()) {
-    if (kernel.device.type == DeviceType::cuda) list.push_back(kernel);
-  }
-  return list;
-}
-
 #define REQUIRE_CUDA(call) ASSERT_EQ((call), cudaSuccess) << #call
 
 class Stream {

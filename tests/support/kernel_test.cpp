@@ -10,6 +10,14 @@ std::vector<KernelInfo> all_kernels() {
   return list;
 }
 
+std::vector<KernelInfo> cuda_kernels() {
+  std::vector<KernelInfo> list;
+  for (const KernelInfo& kernel : all_kernels()) {
+    if (kernel.device.type == DeviceType::cuda) list.push_back(kernel);
+  }
+  return list;
+}
+
 std::string kernel_test_name(const ::testing::TestParamInfo<KernelInfo>& info) { return info.param.name; }
 std::ostream& operator<<(std::ostream& stream, const KernelInfo& kernel) { return stream << kernel.name; }
 

@@ -19,6 +19,7 @@ struct KernelInfo {
   bool repeatable = true;
 };
 std::vector<KernelInfo> all_kernels();
+std::vector<KernelInfo> cuda_kernels();
 std::string kernel_test_name(const ::testing::TestParamInfo<KernelInfo>& info);
 std::ostream& operator<<(std::ostream& stream, const KernelInfo& kernel);
 

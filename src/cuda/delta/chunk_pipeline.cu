@@ -256,14 +256,14 @@ auto with_policy(const Problem& p, const Plan& plan, const Use& use) {
                : with_tiles<Update::additive, Gate::scalar>(plan, use);
 }
 
-/// The longest run whose shared memory leaves room for the policy's blocks on a multiprocessor.
+/// The longest run whose shared memory leaves room for the policy's blocks on a multiprocessor; 0 if not even one micro-chunk fits.
 template <class P>
 int run_tokens(const DeviceProperties& device) {
   constexpr std::size_t kReserved = 1024;  // what CUDA keeps of each block's share
   const std::size_t limit = (device.shared_memory + kReserved) / P::kBlocksPerMultiprocessor - kReserved;
   int tokens = kLongestRun;
-  while (tokens > kMicroChunk && SharedRun<P>::bytes(tokens) > limit) tokens /= 2;
-  return tokens;
+  while (tokens >= kMicroChunk && SharedRun<P>::bytes(tokens) > limit) tokens /= 2;
+  return tokens >= kMicroChunk ? tokens : 0;
 }
 
 Plan make_plan(const Problem& p, const DeviceProperties& device) {
@@ -275,6 +275,7 @@ Plan make_plan(const Problem& p, const DeviceProperties& device) {
   plan.slice = wide ? 32 : 16;
   plan.slices = ceil_div(p.value_dim, plan.slice);
   plan.run_tokens = with_policy(p, plan, [&](auto policy) { return run_tokens<decltype(policy)>(device); });
+  if (plan.run_tokens == 0) return plan;
   if (p.cu_seqlens.present) {
     plan.most_runs = p.tokens / plan.run_tokens + p.sequences;
     plan.most_handoffs = std::min(p.sequences, p.tokens / (plan.run_tokens + 1));
@@ -291,6 +292,10 @@ std::string unsupported(const Problem& p, const DeviceProperties& device) {
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
   if (p.key_dim > 256) return "K = " + std::to_string(p.key_dim) + "; this kernel holds at most 256 rows of state";
   const Plan plan = make_plan(p, device);
+  if (plan.run_tokens == 0) {
+    return "K = " + std::to_string(p.key_dim) + " needs more shared memory a block than the " +
+           std::to_string(device.shared_memory) + " bytes of " + device.name;
+  }
   constexpr std::int64_t kMostBlocks = 0x7fffffff;
   if (plan.most_runs > kMostBlocks / plan.chains_per_sequence(p)) return "more than 2^31 blocks";
   return "";
