@@ -168,7 +168,7 @@ void HeadBuffers::load_decay(const HeadSlice& slice, Index batch, Index token) {
       std::fill(row + count, row + chunk_.key_stride, 0.0f);
       routines_.exponentiate_row(row, chunk_.key_stride);
     } else {
-      for (Index channel = 0; channel < count; ++channel) row[channel] = reader.activate(row[channel], channel);
+      for (Index channel = 0; channel < count; ++channel) row[channel] = reader.decay(row[channel], channel);
     }
   }
 }

@@ -9,7 +9,7 @@
 
 namespace delta_attention {
 
-constexpr float kLog2E = 1.4426950408889634f;
+constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kL2NormEpsilon = 1e-6f;
 
 DELTA_ATTENTION_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
@@ -22,17 +22,30 @@ DELTA_ATTENTION_HOST_DEVICE float activate_beta(float x, BetaSpace space) {
   return space == BetaSpace::sigmoid ? sigmoid(x) : 2.0f * sigmoid(x);
 }
 
-/// The decay a from one element of log_decay (GateSpace says what it holds), with exp(a_log) and dt_bias of its channel.
-DELTA_ATTENTION_HOST_DEVICE float decay_factor(float x, GateSpace space, float exp_a_log, float dt_bias,
+/// e^g, near 1 to half an ulp. A slow decay is applied thousands of times, and what its rounding adds to each is what remains of
+/// the error in the end; expf alone may be off by twice as much and more.
+DELTA_ATTENTION_HOST_DEVICE float exp_decay(float g) { return g > -0.5f ? 1.0f + expm1f(g) : expf(g); }
+
+/// The log decay g (natural logarithm) from one element of log_decay (GateSpace says what it holds), with exp(a_log) and dt_bias of
+/// its channel.
+DELTA_ATTENTION_HOST_DEVICE float log_decay_of(float x, GateSpace space, float exp_a_log, float dt_bias,
                                                float lower_bound) {
   switch (space) {
-    case GateSpace::log: return expf(x);
-    case GateSpace::log2: return exp2f(x);
-    case GateSpace::linear: return x;
-    case GateSpace::softplus: return expf(-exp_a_log * softplus(x + dt_bias));
-    case GateSpace::lower_bound: return expf(lower_bound * sigmoid(exp_a_log * (x + dt_bias)));
+    case GateSpace::log: return x;
+    case GateSpace::log2: return x * kLn2;
+    case GateSpace::linear: return logf(x);
+    case GateSpace::softplus: return -exp_a_log * softplus(x + dt_bias);
+    case GateSpace::lower_bound: return lower_bound * sigmoid(exp_a_log * (x + dt_bias));
   }
-  return 1.0f;
+  return 0.0f;
+}
+
+/// The decay a = e^g from the same element.
+DELTA_ATTENTION_HOST_DEVICE float decay_factor(float x, GateSpace space, float exp_a_log, float dt_bias,
+                                               float lower_bound) {
+  if (space == GateSpace::linear) return x;
+  if (space == GateSpace::log2 && x <= -0.5f) return exp2f(x);
+  return exp_decay(log_decay_of(x, space, exp_a_log, dt_bias, lower_bound));
 }
 
 /// The factor that turns a vector with this sum of squares into its l2-normalised self; a zero vector stays zero.
@@ -56,15 +69,21 @@ struct DecayReader {
   DELTA_ATTENTION_HOST_DEVICE DecayReader(const Problem& p, std::int64_t head)
       : problem(p), value_head(head), exp_a_log(p.a_log.present ? expf(p.a_log.load(p.a_log.offset(head))) : 1.0f) {}
 
-  /// The decay of `channel` (0 for scalar gates) from its element x of log_decay.
-  DELTA_ATTENTION_HOST_DEVICE float activate(float x, std::int64_t channel) const {
-    const float bias =
-        problem.dt_bias.present ? problem.dt_bias.load(problem.dt_bias.offset(value_head, channel)) : 0.0f;
-    return decay_factor(x, problem.gate_space, exp_a_log, bias, problem.gate_lower_bound);
+  /// The element of log_decay as it is stored; `channel` is 0 for scalar gates.
+  DELTA_ATTENTION_HOST_DEVICE float load(std::int64_t batch, std::int64_t token, std::int64_t channel) const {
+    return problem.log_decay.load(problem.log_decay.offset(batch, token, value_head, channel));
+  }
+  /// The decay a, or its logarithm g, of `channel` from its element x.
+  DELTA_ATTENTION_HOST_DEVICE float decay(float x, std::int64_t channel) const {
+    return decay_factor(x, problem.gate_space, exp_a_log, bias(channel), problem.gate_lower_bound);
+  }
+  DELTA_ATTENTION_HOST_DEVICE float log_decay(float x, std::int64_t channel) const {
+    return log_decay_of(x, problem.gate_space, exp_a_log, bias(channel), problem.gate_lower_bound);
   }
 
-  DELTA_ATTENTION_HOST_DEVICE float load(std::int64_t batch, std::int64_t token, std::int64_t channel) const {
-    return activate(problem.log_decay.load(problem.log_decay.offset(batch, token, value_head, channel)), channel);
+ private:
+  DELTA_ATTENTION_HOST_DEVICE float bias(std::int64_t channel) const {
+    return problem.dt_bias.present ? problem.dt_bias.load(problem.dt_bias.offset(value_head, channel)) : 0.0f;
   }
 };
 

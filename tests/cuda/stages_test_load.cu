@@ -1,9 +1,9 @@
 // Stage A, load_run: from the caller's operands, in guarded memory, to f32 rows in shared memory. What lies beside an operand is
 // NaN, so that a load of the wrong element shows.
 //
-// Conversions to f32 are exact. CUDA states the errors of its functions against the correctly rounded result: 1 ulp for expf and
-// log1pf, 2 for exp2f. Against the exact one that is half an ulp more, and an ulp is at most two roundings of 2^-24: 3, 3 and 5
-// roundings. Sums, quotients and square roots are correctly rounded.
+// Conversions to f32 are exact. CUDA states the errors of its functions against the correctly rounded result: 1 ulp for expf, logf and
+// log1pf. Against the exact one that is half an ulp more, and an ulp is at most two roundings of 2^-24: 3 roundings. Sums, products,
+// quotients and square roots are correctly rounded.
 
 #include "api/check.h"
 #include "cuda/stages_test.cuh"
@@ -43,27 +43,24 @@ struct Operands {
     return {value, 5 * kRounding * value};  // expf, sum, quotient
   }
 
-  /// A channel c < 0 means the scalar gate.
-  Expected decay(int t, int c) const {
-    if (!inputs.log_decay.present()) return {1, 0};
+  /// The logarithm of the decay. A channel c < 0 means the scalar gate.
+  Expected log_decay(int t, int c) const {
+    if (!inputs.log_decay.present()) return {0, 0};
     const Index token = block.first_token + t;
     const double x = c < 0 ? inputs.log_decay.get({block.batch, token, block.value_head})
                            : inputs.log_decay.get({block.batch, token, block.value_head, c});
     switch (inputs.problem.gate_space) {
-      case GateSpace::log: return exponential(x, 0);
-      case GateSpace::log2: return {std::exp2(x), 5 * kRounding * std::exp2(x)};
-      case GateSpace::linear: return {x, 0};
-      default: return raw_decay(x, c);
+      case GateSpace::log: return {x, 0};
+      case GateSpace::log2: return within(x * std::log(2.0), 2);  // ln 2, product
+      case GateSpace::linear: return within(std::log(x), 3);      // logf
+      default: return raw_gate(x, c);
     }
   }
 
  private:
-  /// expf of an argument that carries a relative error: exp turns its absolute error into a relative one.
-  static Expected exponential(double g, double relative_error) {
-    return {std::exp(g), (3 * kRounding + relative_error * std::fabs(g)) * std::exp(g)};
-  }
+  static Expected within(double g, double roundings) { return {g, roundings * kRounding * std::fabs(g)}; }
 
-  Expected raw_decay(double x, int c) const {
+  Expected raw_gate(double x, int c) const {
     const double rate = std::exp(static_cast<double>(inputs.a_log.get({block.value_head})));
     double bias = 0;
     if (inputs.dt_bias.present()) {
@@ -73,10 +70,10 @@ struct Operands {
     if (inputs.problem.gate_space == GateSpace::softplus) {
       // rate, sum, product, softplus (expf, log1pf, sum); for s < 0 softplus is about e^s, which the rounding of s disturbs.
       const double softplus_of_s = std::fmax(s, 0.0) + std::log1p(std::exp(-std::fabs(s)));
-      return exponential(-rate * softplus_of_s, (12 + std::fabs(s)) * kRounding);
+      return within(-rate * softplus_of_s, 12 + std::fabs(s));
     }
     // sigmoid (expf, sum, quotient) and product; its argument carries rate, sum and product.
-    return exponential(problem.gate_lower_bound / (1 + std::exp(-rate * s)), (6 + 5 * std::fabs(rate * s)) * kRounding);
+    return within(problem.gate_lower_bound / (1 + std::exp(-rate * s)), 6 + 5 * std::fabs(rate * s));
   }
 };
 
@@ -161,7 +158,7 @@ class LoadStage : public StageTest {
         expect_near(run.q[i], inside ? scaled(operands, operands.query(t, c), query_factor) : Expected(),
                     at("q", t, c));
         expect_near(run.k[i], inside ? scaled(operands, operands.key(t, c), key_factor) : Expected(), at("k", t, c));
-        if (kChannelGate) expect_near(run.w[i], inside ? operands.decay(t, c) : Expected{1, 0}, at("a", t, c));
+        if (kChannelGate) expect_near(run.w[i], inside ? operands.log_decay(t, c) : Expected(), at("g", t, c));
       }
     }
   }
@@ -195,7 +192,7 @@ class LoadStage : public StageTest {
     for (int t = 0; t < padded; ++t) {
       const bool inside = t < operands.block.tokens;
       expect_near(run.beta[t], inside ? operands.beta(t) : Expected(), at("beta", t, 0));
-      expect_near(run.decay[t], inside && !kChannelGate ? operands.decay(t, -1) : Expected{1, 0}, at("decay", t, 0));
+      expect_near(run.log_decay[t], inside && !kChannelGate ? operands.log_decay(t, -1) : Expected(), at("g", t, 0));
     }
   }
 };
@@ -280,7 +277,7 @@ TYPED_TEST(LoadStage, ActivatesBetaOfEverySpace) {
   }
 }
 
-TYPED_TEST(LoadStage, BetaAndGateThatWereNotGivenAreOne) {
+TYPED_TEST(LoadStage, BetaAndGateThatWereNotGivenDoNothing) {
   Case c = this->ordinary();
   c.with_beta = false;
   // Without log_decay the pipeline takes a policy of the scalar gate.

@@ -34,20 +34,27 @@ class MicroChunkTruth {
   double q(int i, int c) const { return run_.q[(first_ + i) * P::kKeyTile + c]; }
   double k(int i, int c) const { return run_.k[(first_ + i) * P::kKeyTile + c]; }
   double v(int i, int c) const { return run_.u[(first_ + i) * P::kColumnStride + c]; }
-  double a(int i, int c) const {
-    return P::kGate == Gate::channel ? run_.w[(first_ + i) * P::kKeyTile + c] : run_.decay[first_ + i];
+  double g(int i, int c) const {
+    return P::kGate == Gate::channel ? run_.w[(first_ + i) * P::kKeyTile + c] : run_.log_decay[first_ + i];
   }
   double beta(int i) const { return run_.beta[first_ + i]; }
   /// d_ij of channel c; b_i is since(i, -1, c).
   double since(int i, int j, int c) const {
     double d = 1;
-    for (int t = j + 1; t <= i; ++t) d *= a(t, c);
+    for (int t = j + 1; t <= i; ++t) d *= std::exp(g(t, c));
     return d;
   }
 
-  Expected decayed_query(int i, int c) const { return of(since(i, -1, c) * q(i, c), 9); }
-  Expected decayed_key(int j, int c) const { return of(since(kMicroChunk - 1, j, c) * k(j, c), 8); }
-  Expected decay_end(int c) const { return of(since(kMicroChunk - 1, -1, c), 8); }
+  Expected decayed_query(int i, int c) const { return of(since(i, -1, c) * q(i, c), kDecayRoundings + 1); }
+  Expected decayed_key(int j, int c) const { return of(since(kMicroChunk - 1, j, c) * k(j, c), kDecayRoundings); }
+  /// One exponential of a sum of 8: each partial sum is rounded, and exp turns the sum's absolute error into a relative one. Near 1
+  /// half an ulp of the result and of expm1's small part, else expf.
+  Expected decay_end(int c) const {
+    const double b = since(kMicroChunk - 1, -1, c);
+    double sum = 0;
+    for (int i = 0; i < kMicroChunk; ++i) sum += std::fabs(g(i, c));
+    return {b, b == 0 ? 0 : (3 + kMicroChunk * sum) * kRounding * b};
+  }
   Expected a_entry(int i, int j) const { return {queries_[i][j], kProductRoundings * kRounding * query_sizes_[i][j]}; }
   /// Column c of W, all 8 tokens.
   std::array<Expected, kMicroChunk> w_column(int c) const {
@@ -61,7 +68,10 @@ class MicroChunkTruth {
   }
 
  private:
-  static constexpr int kProductRoundings = 8 + 2 * P::kKeyTile / kWarpSize + 5;
+  // A decay over up to 8 tokens: CUDA's expf is within 1 ulp of the correctly rounded result, 3 roundings of 2^-24 in all, and each
+  // factor is multiplied on.
+  static constexpr int kDecayRoundings = kMicroChunk * (3 + 1);
+  static constexpr int kProductRoundings = kDecayRoundings + 2 * P::kKeyTile / kWarpSize + 5;
   static constexpr int kRowRoundings = kProductRoundings + 2 * kMicroChunk;  // and 7 subtractions, 7 products, beta
 
   static Expected of(double value, int roundings) { return {value, roundings * kRounding * std::fabs(value)}; }
@@ -126,13 +136,13 @@ class PrepareMicroChunk : public StageTest {
     for (std::vector<float>* array : {&run.q, &run.k, &run.u}) draw(*array, random);
     normalize_keys(run);
     for (float& x : run.beta) x = static_cast<float>(uniform(random, 0, 1));
-    set_decays(run, [&] { return std::exp(uniform(random, -0.3, 0)); });
+    set_log_decays(run, [&] { return uniform(random, -0.3, 0); });
     return run;
   }
 
   template <class Draw>
-  void set_decays(RunValues<P>& run, Draw draw_decay) {
-    for (float& x : P::kGate == Gate::channel ? run.w : run.decay) x = static_cast<float>(draw_decay());
+  void set_log_decays(RunValues<P>& run, Draw draw_one) {
+    for (float& g : P::kGate == Gate::channel ? run.w : run.log_decay) g = static_cast<float>(draw_one());
   }
 
   void normalize_keys(RunValues<P>& run) {
@@ -193,9 +203,9 @@ TYPED_TEST(PrepareMicroChunk, MatchesFloat64) { this->expect_matches_float64(thi
 // Decays that are 0, that leave float32 (e^-316) or that leave it after two tokens (e^-80), among ordinary ones.
 TYPED_TEST(PrepareMicroChunk, StrongDecays) {
   RunValues<TypeParam> run = this->ordinary();
-  this->set_decays(run, [&] {
+  this->set_log_decays(run, [&] {
     const std::vector<double> logs = {-INFINITY, -316, -80, -80, uniform(this->random, -20, 0), -0.01, 0};
-    return std::exp(pick_from(this->random, logs));
+    return pick_from(this->random, logs);
   });
   this->expect_matches_float64(run);
 }
@@ -218,9 +228,9 @@ TYPED_TEST(PrepareMicroChunk, NeutralTokensChangeNothing) {
   const int tokens = this->kTokens - static_cast<int>(pick(this->random, 1, kMicroChunk - 1));
   for (int t = tokens; t < this->kTokens; ++t) {
     for (int c = 0; c < P::kKeyTile; ++c) run.k[t * P::kKeyTile + c] = 0.0f;
-    for (int c = 0; c < P::kKeyTile; ++c) run.w[t * P::kKeyTile + c] = 1.0f;
+    for (int c = 0; c < P::kKeyTile; ++c) run.w[t * P::kKeyTile + c] = 0.0f;
     run.beta[t] = 0.0f;
-    run.decay[t] = 1.0f;
+    run.log_decay[t] = 0.0f;
   }
   this->expect_matches_float64(run);
 }
@@ -239,7 +249,7 @@ TYPED_TEST(PrepareMicroChunk, LaterTokensDoNotReachEarlierOnes) {
     spoil(spoilt.w, P::kKeyTile);
     spoil(spoilt.u, P::kColumnStride);
     spoil(spoilt.beta, 1);
-    spoil(spoilt.decay, 1);
+    spoil(spoilt.log_decay, 1);
   }
   const RunValues<P> expected = this->prepare(clean), got = this->prepare(spoilt);
   expect_same_rows(got.q, expected.q, 0, first_bad, P::kKeyTile, P::kKeyTile, "Q");

@@ -114,6 +114,38 @@ TEST_P(Numerics, N04_PositiveGateIsRejectedWhenValuesAreChecked) {
   expect_matches_oracle(inputs);  // unchecked: the recurrence, whatever it means
 }
 
+// The decays of RetNet, 1 - 2^-5 ... 1 - 2^-12, the same at every token: whatever a kernel's decay is off, thousands of tokens repeat it.
+// An f32 decay is off by half an ulp at most; for each head here we know by how much.
+TEST_P(Numerics, SlowConstantDecaysAreRoundedAtMostOncePerToken) {
+  Case c;
+  c.recurrence = retention();
+  c.tokens = small_run() ? 256 : 2048;
+  c.heads = c.value_heads = 8;
+  Inputs inputs = make_inputs(c, random);
+  std::vector<float> log_decays;
+  for (Index head = 0; head < c.heads; ++head) {
+    log_decays.push_back(static_cast<float>(std::log1p(-std::exp2(-5.0 - static_cast<double>(head)))));
+    for (Index t = 0; t < c.tokens; ++t) inputs.log_decay.set({0, t, head}, log_decays.back());
+  }
+  const auto got = run(inputs);
+  if (!got) return;
+  const std::vector<double> truth = oracle(inputs).final_state;
+  const Index size = c.key_dim * c.value_dim;
+  for (Index head = 0; head < c.heads; ++head) {
+    const double g = log_decays[static_cast<std::size_t>(head)], a = std::exp(g);
+    const double decay_error = std::fabs(static_cast<float>(a) / a - 1);
+    const double memory = std::min(static_cast<double>(c.tokens), 1 / (1 - a));  // tokens that the state remembers
+    // Kernels that combine several tokens round once a combination: an eighth of half an ulp (2^-25) a token, or less.
+    const double bar = 2e-6 * std::sqrt(static_cast<double>(c.key_dim)) + memory * std::max(decay_error, 0x1p-28);
+    const auto begin = static_cast<std::size_t>(head * size), end = static_cast<std::size_t>((head + 1) * size);
+    const std::vector<float> state(got->final_state.values.begin() + static_cast<std::ptrdiff_t>(begin),
+                                   got->final_state.values.begin() + static_cast<std::ptrdiff_t>(end));
+    const std::vector<double> expected(truth.begin() + static_cast<std::ptrdiff_t>(begin),
+                                       truth.begin() + static_cast<std::ptrdiff_t>(end));
+    EXPECT_LE(relative_error(state, expected), bar) << "head " << head;
+  }
+}
+
 TEST_P(Numerics, N05_ParallelKeysUndecayed) {
   for (Recurrence recurrence : {delta_net(), gated_delta_net()}) {
     for (Index tokens : {64, 8192}) {

@@ -71,6 +71,16 @@ TEST(GateFunctions, DecayFactorsMatchFloat64) {
   }
 }
 
+TEST(GateFunctions, SlowDecaysAreRoundedOnce) {
+  Random random = random_for("SlowDecays");
+  for (int i = 0; i < 20000; ++i) {
+    const auto g = static_cast<float>(-std::exp(uniform(random, std::log(1e-6), std::log(0.1))));
+    // Half an ulp, and what expm1 itself is off: an ulp of a number at most a tenth of the result.
+    EXPECT_LT(ulps(exp_decay(g), std::exp(static_cast<double>(g))), 0.7) << g;
+    EXPECT_EQ(decay_factor(g, GateSpace::log, 1, 0, 0), exp_decay(g));
+  }
+}
+
 TEST(Summation, TwoSumIsExact) {
   Random random = random_for("TwoSum");
   for (int i = 0; i < 20000; ++i) {

@@ -55,7 +55,7 @@ struct Block {
 
 template <class P>
 struct SharedRun {
-  float *w, *q, *k, *u, *a_matrix, *decay_end, *beta, *decay, *denominator, *scratch;
+  float *w, *q, *k, *u, *a_matrix, *decay_end, *beta, *log_decay, *denominator, *scratch;
 
   static constexpr int decay_end_width() { return P::kGate == Gate::channel ? P::kKeyTile : 1; }
 
@@ -78,7 +78,7 @@ struct SharedRun {
     u = take(run_tokens * P::kColumnStride);
     a_matrix = take(run_tokens * kMicroChunk);
     beta = take(run_tokens);
-    decay = take(run_tokens);
+    log_decay = take(run_tokens);
     denominator = take(run_tokens);
     scratch = take(kWarps * kMicroChunk);
     decay_end = take(run_tokens / kMicroChunk * decay_end_width());
@@ -94,7 +94,7 @@ struct SharedRun {
             decay_end + index * decay_end_width(),
             scratch + warp * kMicroChunk,
             beta + token,
-            decay + token};
+            log_decay + token};
   }
 };
 
@@ -119,43 +119,28 @@ __device__ __forceinline__ void l2normalize_rows(int padded_tokens, float* rows)
   });
 }
 
-/// The channel gates of the run become decays a; 1 for tokens and channels that do not exist.
-template <int kPerLane>
-__device__ __forceinline__ void activate_decays(const Problem& p, const Block& block, int padded_tokens, float* rows) {
-  constexpr int kTile = kPerLane * kWarpSize;
+/// The channel gates of the run become log decays; 0 for tokens and channels that do not exist.
+__device__ __forceinline__ void activate_gates(const Problem& p, const Block& block, int key_tile, int padded_tokens,
+                                               float* rows) {
   const DecayReader decays(p, block.value_head);
-  if (p.gate_space != GateSpace::log) {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < padded_tokens * kTile; i += kThreads) {
-      const bool exists = i / kTile < block.tokens && i % kTile < p.key_dim;
-      rows[i] = exists ? decays.activate(rows[i], i % kTile) : 1.0f;
-    }
-    return;
+  for (int i = threadIdx.x; i < padded_tokens * key_tile; i += kThreads) {
+    const int channel = i % key_tile;
+    const bool exists = i / key_tile < block.tokens && channel < p.key_dim;
+    rows[i] = exists ? decays.log_decay(rows[i], channel) : 0.0f;
   }
-  // The common case, without branches.
-  const int first = threadIdx.x % kWarpSize * kPerLane;
-  transform_rows<kPerLane>(padded_tokens, rows, [&](int row, auto& x) {
-    constexpr int kCount = std::extent_v<std::remove_reference_t<decltype(x)>>;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-      for (int e = 0; e < kPerLane; ++e) {
-        const bool exists = row + i * kWarps < block.tokens && first + e < p.key_dim;
-        x[i][e] = exists ? expf(x[i][e]) : 1.0f;
-      }
-    }
-  });
 }
 
-/// beta and scalar decays, a token a thread.
+/// beta and scalar log decays, a token a thread.
 __device__ __forceinline__ void load_token_scalars(const Problem& p, const Block& block, int padded_tokens, float* beta,
-                                                   float* decay) {
+                                                   float* log_decay) {
   const DecayReader decays(p, block.value_head);
   for (int t = threadIdx.x; t < padded_tokens; t += kThreads) {
     const bool inside = t < block.tokens;
     const std::int64_t token = block.first_token + t;
     beta[t] = inside ? load_beta(p, block.batch, token, block.value_head) : 0.0f;
-    decay[t] = inside && p.gate == Gate::scalar ? decays.load(block.batch, token, 0) : 1.0f;
+    const bool gated = inside && p.gate == Gate::scalar;
+    log_decay[t] = gated ? decays.log_decay(decays.load(block.batch, token, 0), 0) : 0.0f;
   }
 }
 
@@ -201,7 +186,7 @@ __device__ __forceinline__ void load_values(const Problem& p, const Block& block
   }
 }
 
-/// Stage A. Everything the run reads. Tokens past the end become neutral: k = 0, beta = 0, a = 1.
+/// Stage A. Everything the run reads. Tokens past the end become neutral: k = 0, beta = 0, g = 0.
 template <class P>
 __device__ void load_run(const Problem& p, const RowAccess& access, const Block& block, int padded_tokens,
                          const SharedRun<P>& shared) {
@@ -216,7 +201,7 @@ __device__ void load_run(const Problem& p, const RowAccess& access, const Block&
                                        : rows_of(p.log_decay, block, block.value_head, access.decay, p.key_dim);
     start_rows<kPerLane>(view, padded_tokens, which == 0 ? shared.q : which == 1 ? shared.k : shared.w);
   }
-  load_token_scalars(p, block, padded_tokens, shared.beta, shared.decay);
+  load_token_scalars(p, block, padded_tokens, shared.beta, shared.log_decay);
   load_values<P>(p, block, padded_tokens, shared.u);
   wait_for_rows();
 #pragma unroll 1
@@ -225,7 +210,9 @@ __device__ void load_run(const Problem& p, const RowAccess& access, const Block&
     widen_rows<kPerLane>(which == 2 ? p.log_decay.dtype : p.dtype, padded_tokens, rows);
     if (p.qk_l2norm && which < 2) l2normalize_rows<kPerLane>(padded_tokens, rows);
   }
-  if (kChannelGate) activate_decays<kPerLane>(p, block, padded_tokens, shared.w);
+  if (kChannelGate && p.gate_space != GateSpace::log) {
+    activate_gates(p, block, P::kKeyTile, padded_tokens, shared.w);
+  }
   __syncthreads();
 }
 

@@ -134,7 +134,8 @@ __device__ void load_row(const Problem& p, const InputOperand& operand, std::int
 __device__ void load_decays(const Problem& p, const Place& at, std::int64_t batch, std::int64_t token, float* out) {
   const DecayReader decays(p, at.value_head);
   for (std::int64_t i = threadIdx.x; i < p.key_dim; i += kThreads) {
-    out[i] = p.gate == Gate::none ? 1.0f : decays.load(batch, token, p.gate == Gate::channel ? i : 0);
+    const std::int64_t channel = p.gate == Gate::channel ? i : 0;
+    out[i] = p.gate == Gate::none ? 1.0f : decays.decay(decays.load(batch, token, channel), channel);
   }
 }
 

@@ -10,11 +10,13 @@
 //     A_ij = <q_i, d_ij*k_j>
 //     R_j  = d_7j*k_j                                                  S  <- Diag(b_7) S0 + sum_j R_j u_j^T
 //
-// Every decay is a running product of factors a <= 1: nothing is divided, nothing can overflow, and a = 0 is legal. Row i uses
-// tokens up to i only.
+// Decays come as logarithms, a = e^g. Those inside the micro-chunk are running products of factors a <= 1: nothing is divided,
+// nothing can overflow, and a = 0 is legal. b_7, which the state meets again and again, is one exponential of the sum of g, so that
+// a slow decay is rounded once in 8 tokens. Row i uses tokens up to i only.
 
 #include "cuda/device/warp.cuh"
 #include "delta_attention/recurrence.h"
+#include "state/gate.h"
 
 namespace delta_attention {
 
@@ -22,15 +24,15 @@ constexpr int kMicroChunk = 8;
 
 /// Shared-memory operands of one micro-chunk: rows of kKeyTile channels, and small matrices.
 struct MicroChunkView {
-  float* w;            // [8][kKeyTile]  in: the decays a_i (channel gate); out: W_i
-  float* q;            // [8][kKeyTile]  in: q_i; out: Q_i
-  float* k;            // [8][kKeyTile]  in: k_i; out: R_i
-  float* u;            // [8][column stride]  in: v_i; out: U_i
-  float* a_matrix;     // [8][8]  out: A_ij for j <= i
-  float* decay_end;    // [kKeyTile] (channel gate) or [1] (scalar gate)  out: b_7
-  float* scratch;      // [8] of this warp
-  const float* beta;   // [8]; 0 for tokens past the end
-  const float* decay;  // [8] scalar gate; 1 for tokens past the end
+  float* w;                // [8][kKeyTile]  in: the log decays g_i (channel gate); out: W_i
+  float* q;                // [8][kKeyTile]  in: q_i; out: Q_i
+  float* k;                // [8][kKeyTile]  in: k_i; out: R_i
+  float* u;                // [8][column stride]  in: v_i; out: U_i
+  float* a_matrix;         // [8][8]  out: A_ij for j <= i
+  float* decay_end;        // [kKeyTile] (channel gate) or [1] (scalar gate)  out: b_7
+  float* scratch;          // [8] of this warp
+  const float* beta;       // [8]; 0 for tokens past the end
+  const float* log_decay;  // [8] scalar gate; 0 for tokens past the end
 };
 
 /// Lane l owns channels l, l + 32, l + 64, ...: neighbouring lanes read neighbouring banks. `mixed` is the lane's value column.
@@ -38,10 +40,14 @@ template <Update kUpdate, Gate kGate, int kKeyTile>
 __device__ __forceinline__ void prepare_keys(const MicroChunkView& chunk, int lane, float (&mixed)[kMicroChunk]) {
   constexpr int kPerLane = kKeyTile / kWarpSize;
   float since_start[kPerLane];               // b_i
+  float log_since_start[kPerLane];           // and its logarithm
   float decayed_key[kMicroChunk][kPerLane];  // d_ij * k_j
   float w[kMicroChunk][kPerLane];
 #pragma unroll
-  for (int e = 0; e < kPerLane; ++e) since_start[e] = 1.0f;
+  for (int e = 0; e < kPerLane; ++e) {
+    since_start[e] = 1.0f;
+    log_since_start[e] = 0.0f;
+  }
 
 #pragma unroll
   for (int i = 0; i < kMicroChunk; ++i) {
@@ -54,7 +60,9 @@ __device__ __forceinline__ void prepare_keys(const MicroChunkView& chunk, int la
     for (int e = 0; e < kPerLane; ++e) {
       q[e] = query_row[e * kWarpSize];
       const float key = key_row[e * kWarpSize];
-      const float a = kGate == Gate::channel ? w_row[e * kWarpSize] : chunk.decay[i];
+      const float g = kGate == Gate::channel ? w_row[e * kWarpSize] : chunk.log_decay[i];
+      const float a = expf(g);
+      log_since_start[e] += g;
       since_start[e] *= a;
 #pragma unroll
       for (int j = 0; j < i; ++j) decayed_key[j][e] *= a;
@@ -99,9 +107,9 @@ __device__ __forceinline__ void prepare_keys(const MicroChunkView& chunk, int la
   for (int e = 0; e < kPerLane; ++e) {
 #pragma unroll
     for (int j = 0; j < kMicroChunk; ++j) chunk.k[j * kKeyTile + e * kWarpSize + lane] = decayed_key[j][e];
-    if (kGate == Gate::channel) chunk.decay_end[e * kWarpSize + lane] = since_start[e];
+    if (kGate == Gate::channel) chunk.decay_end[e * kWarpSize + lane] = exp_decay(log_since_start[e]);
   }
-  if (kGate == Gate::scalar && lane == 0) chunk.decay_end[0] = since_start[0];
+  if (kGate == Gate::scalar && lane == 0) chunk.decay_end[0] = exp_decay(log_since_start[0]);
 }
 
 /// All of W, U, Q, A, R and b_7 of one micro-chunk, in place. One warp; kColumns <= 32 value columns, one a lane.
