@@ -263,6 +263,7 @@ TYPED_TEST(LoadStage, ActivatesGatesOfEverySpace) {
       Case c = this->ordinary();
       c.gate_space = space;
       c.gate_regime = regime;
+      c.gate_dtype = pick_from(this->random, std::vector<DType>(std::begin(kDTypes), std::end(kDTypes)));
       c.with_dt_bias = pick(this->random, 0, 1) == 1;
       this->expect_loads(c);
     }

@@ -119,15 +119,18 @@ __device__ __forceinline__ void l2normalize_rows(int padded_tokens, float* rows)
   });
 }
 
-/// The channel gates of the run become log decays; 0 for tokens and channels that do not exist.
-__device__ __forceinline__ void activate_gates(const Problem& p, const Block& block, int key_tile, int padded_tokens,
-                                               float* rows) {
+/// The channel gates of the run become log decays; 0 for tokens and channels that do not exist. A warp takes the rows that it has
+/// widened itself.
+template <int kPerLane>
+__device__ __forceinline__ void activate_gates(const Problem& p, const Block& block, int padded_tokens, float* rows) {
   const DecayReader decays(p, block.value_head);
+  __syncwarp();
+  for (int t = threadIdx.x / kWarpSize; t < padded_tokens; t += kWarps) {
 #pragma unroll 1
-  for (int i = threadIdx.x; i < padded_tokens * key_tile; i += kThreads) {
-    const int channel = i % key_tile;
-    const bool exists = i / key_tile < block.tokens && channel < p.key_dim;
-    rows[i] = exists ? decays.log_decay(rows[i], channel) : 0.0f;
+    for (int channel = threadIdx.x % kWarpSize; channel < kPerLane * kWarpSize; channel += kWarpSize) {
+      float& gate = rows[t * kPerLane * kWarpSize + channel];
+      gate = t < block.tokens && channel < p.key_dim ? decays.log_decay(gate, channel) : 0.0f;
+    }
   }
 }
 
@@ -211,7 +214,7 @@ __device__ void load_run(const Problem& p, const RowAccess& access, const Block&
     if (p.qk_l2norm && which < 2) l2normalize_rows<kPerLane>(padded_tokens, rows);
   }
   if (kChannelGate && p.gate_space != GateSpace::log) {
-    activate_gates(p, block, P::kKeyTile, padded_tokens, shared.w);
+    activate_gates<kPerLane>(p, block, padded_tokens, shared.w);
   }
   __syncthreads();
 }

@@ -77,7 +77,8 @@ __device__ __forceinline__ void rewrite_rows(int padded_rows, float* shared, con
     float x[kRowsAtOnce][kPerLane];
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
-      const int row = min(base + i * warps, padded_rows - 1);  // past the end: the last row again, not written
+      const int next = base + i * warps;
+      const int row = next < padded_rows ? next : base;  // past the end: a row of this warp again, not written
       const auto raw = reinterpret_cast<const Piece<Element, kPerLane>*>(shared + row * kPerLane * kWarpSize)[lane];
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) x[i][e] = to_float(raw.element[e]);
@@ -124,7 +125,8 @@ __device__ __forceinline__ void widen_rows(DType dtype, int padded_rows, float* 
   if (dtype == DType::bf16) detail::rewrite_rows<BFloat16, kPerLane>(padded_rows, shared, as_they_are);
 }
 
-/// Changes f32 rows in place: transform(row, x) changes rows row + i * warps, of which this lane holds x[i].
+/// Changes f32 rows in place: transform(row, x) changes rows row + i * warps, of which this lane holds x[i]. A row is read and
+/// written by one warp only, here as in widen_rows: row r by warp r % warps.
 template <int kPerLane, class Transform>
 __device__ __forceinline__ void transform_rows(int padded_rows, float* shared, const Transform& transform) {
   detail::rewrite_rows<float, kPerLane>(padded_rows, shared, transform);
