@@ -66,7 +66,7 @@ file(CHMOD ${fake} ${fake_query} PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUT
 # Every folder where this machine may have nvcc, for the case without one.
 set(nvcc_folders /usr/local/cuda/bin)
 string(REPLACE ":" ";" path "$ENV{PATH}")
-foreach(folder IN LISTS path)
+foreach(folder IN LISTS path ITEMS /usr/local/bin)  # CMake looks there whatever the PATH says
   if(EXISTS ${folder}/nvcc)
     list(APPEND nvcc_folders ${folder})
   endif()
