@@ -6,14 +6,15 @@
 // state steps over 8 tokens at once instead of one, with the same result up to rounding (docs/math.md).
 //
 // Data flow, in stages that are functions of their own:
-//     load_run        q, k, v, beta and gates of the run: global memory -> shared memory, as f32, normalised and activated
-//     prepare         micro-chunk factors W, U, Q, A, R in place, one warp a micro-chunk
+//     prepare_run     load_run: q, k, v, beta and gates, global memory -> shared memory, as f32, normalised and activated
+//                     prepare_micro_chunk: factors W, U, Q, A, R in place, one warp a micro-chunk
 //     ---- wait until the run before has raised the chain's counter ----
-//     load_state      state: global memory -> registers
-//     for each micro-chunk: predict + correct (u = U - S^T W), read_out (o = S^T Q + A u), advance (S = Diag(b) S + R u^T)
-//     ---- store the state, raise the chain's counter ----
+//     step_run        load_state: global memory -> registers
+//                     for each micro-chunk: correct (u = U - S^T W), read_out (o = S^T Q + A u), advance (S = Diag(b) S + R u^T)
+//                     store_state: registers -> global memory
+//     ---- raise the chain's counter ----
 //     store_outputs   o: shared memory -> global memory
-// All of load_run and prepare overlaps the wait, and store_outputs overlaps the successor's work.
+// All of prepare_run overlaps the wait, and store_outputs overlaps the successor's work.
 //
 // Order. A small kernel (plan_runs) first lists the runs so that every run stands after its predecessor, and blocks take
 // entries by ticket, not by blockIdx: whoever waits, waits for a block that is already running. No deadlock whatever the
@@ -198,28 +199,10 @@ __global__ void __launch_bounds__(kThreads, P::kBlocksPerMultiprocessor)
   const std::int64_t chain = run.handoff * chains_per_sequence + chain_in_sequence;
   const Block block = block_of(params, run, chain_in_sequence, P::kSlice);
   float* handoff = params.states + chain * params.handoff_floats;
-  float* handoff_normalizer = handoff + P::kKeyTile * P::kSlice;
-  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
-  const int micro_chunks = (block.tokens + kMicroChunk - 1) / kMicroChunk;
 
-  load_run(p, params.access, block, micro_chunks * kMicroChunk, shared);
-  for (int m = warp; m < micro_chunks; m += kWarps) {
-    prepare_micro_chunk<P::kUpdate, P::kGate, P::kKeyTile, P::kSlice, P::kColumnStride>(shared.micro_chunk(m, warp),
-                                                                                        lane);
-  }
-  __syncthreads();
-
+  prepare_run(p, params.access, block, shared);
   if (!block.first_run) wait_for(params.progress + chain, run.index);
-  if (p.normalize && warp == kWarps - 1) normalize_run(p, block, shared, micro_chunks, handoff_normalizer);
-  if (warp < P::kStepWarps) {
-    const LaneRole<P> role;
-    typename P::Tile state;
-    load_state<P>(p, block, role, handoff, state);
-    for (int m = 0; m < micro_chunks; ++m) {
-      step_micro_chunk<P>(shared.micro_chunk(m, warp), block.tokens - m * kMicroChunk, role, state);
-    }
-    store_state<P>(p, block, role, handoff, state);
-  }
+  step_run(p, block, shared, handoff);
   if (block.last_run) {
     __syncthreads();
   } else {

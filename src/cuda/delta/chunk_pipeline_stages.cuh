@@ -435,4 +435,40 @@ __device__ void store_outputs(const Problem& p, const Block& block, const Shared
   }
 }
 
+/// Micro-chunks that hold the block's tokens.
+__device__ __forceinline__ int micro_chunks_of(const Block& block) {
+  return (block.tokens + kMicroChunk - 1) / kMicroChunk;
+}
+
+/// Everything that needs no state: what a block does before it waits.
+template <class P>
+__device__ __forceinline__ void prepare_run(const Problem& p, const RowAccess& access, const Block& block,
+                                            const SharedRun<P>& shared) {
+  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize, micro_chunks = micro_chunks_of(block);
+  load_run(p, access, block, micro_chunks * kMicroChunk, shared);
+  for (int m = warp; m < micro_chunks; m += kWarps) {
+    prepare_micro_chunk<P::kUpdate, P::kGate, P::kKeyTile, P::kSlice, P::kColumnStride>(shared.micro_chunk(m, warp),
+                                                                                        lane);
+  }
+  __syncthreads();
+}
+
+/// Takes the state over, steps it over the run and leaves it behind. `handoff` is the chain's slot: a state slice, then the
+/// normaliser.
+template <class P>
+__device__ __forceinline__ void step_run(const Problem& p, const Block& block, const SharedRun<P>& shared,
+                                         float* handoff) {
+  const int warp = threadIdx.x / kWarpSize, micro_chunks = micro_chunks_of(block);
+  float* handoff_normalizer = handoff + P::kKeyTile * P::kSlice;
+  if (p.normalize && warp == kWarps - 1) normalize_run(p, block, shared, micro_chunks, handoff_normalizer);
+  if (warp >= P::kStepWarps) return;
+  const LaneRole<P> role;
+  typename P::Tile state;
+  load_state<P>(p, block, role, handoff, state);
+  for (int m = 0; m < micro_chunks; ++m) {
+    step_micro_chunk<P>(shared.micro_chunk(m, warp), block.tokens - m * kMicroChunk, role, state);
+  }
+  store_state<P>(p, block, role, handoff, state);
+}
+
 }  // namespace delta_attention::chunk_pipeline_stages
