@@ -205,6 +205,24 @@ TEST_P(State, S08_StateUpdatedInPlace) {
   }
 }
 
+// Slices of V share the normaliser: with many of them, some have not begun when the first is done.
+TEST_P(State, S08_NormalizerUpdatedInPlaceByManySlices) {
+  Case c = small_case(normalized_linear());
+  c.batch = small_run() ? 2 : 32;
+  c.heads = c.value_heads = 4;
+  c.tokens = 20;
+  c.value_dim = 320;
+  c.with_initial_state = true;
+  const Inputs inputs = make_inputs(c, random);
+  const auto apart = run(inputs);
+  if (!apart) return;
+  CallOptions options{placements_of(c)};
+  options.in_place = true;
+  const auto in_place = run(inputs, options);
+  ASSERT_TRUE(in_place);
+  EXPECT_TRUE(*in_place == *apart);
+}
+
 TEST_P(State, S10_InitialStateIsHonoured) {
   for (const Preset& preset : kPresets) {
     for (Index tokens : {1, 35}) {

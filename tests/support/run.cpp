@@ -188,7 +188,6 @@ Call::Call(const Inputs& inputs, Device device, const CallOptions& options) : de
   args.beta = add_input("beta", inputs.beta, p.beta);
   args.a_log = add_input("a_log", inputs.a_log, {});
   args.dt_bias = add_input("dt_bias", inputs.dt_bias, {});
-  args.initial_normalizer = add_input("initial_normalizer", inputs.initial_normalizer, p.initial_normalizer);
 
   args.out = add_output("out", Array(c.dtype, {c.batch, c.tokens, c.value_heads, c.value_dim}), p.out);
   const std::vector<Index> state_shape = {c.sequences(), c.value_heads, c.key_dim, c.value_dim};
@@ -204,6 +203,11 @@ Call::Call(const Inputs& inputs, Device device, const CallOptions& options) : de
   if (c.recurrence.normalize && c.with_final_state) {
     args.final_normalizer = add_output(
         "final_normalizer", Array(c.state_dtype, {c.sequences(), c.value_heads, c.key_dim}), p.final_normalizer);
+  }
+  if (options.in_place && c.recurrence.normalize) {
+    args.initial_normalizer = args.final_normalizer;
+  } else {
+    args.initial_normalizer = add_input("initial_normalizer", inputs.initial_normalizer, p.initial_normalizer);
   }
   if (!c.cu_seqlens.empty()) {
     const std::size_t bytes = c.cu_seqlens.size() * size_of(c.cu_dtype);
@@ -243,6 +247,7 @@ void Call::put(const Inputs& inputs) {
   if (options_.in_place) {
     for (const Operand& operand : outputs_) {
       if (std::strcmp(operand.name, "final_state") == 0) operand.stored->put(inputs.initial_state);
+      if (std::strcmp(operand.name, "final_normalizer") == 0) operand.stored->put(inputs.initial_normalizer);
     }
   }
   if (offsets_ != nullptr) {

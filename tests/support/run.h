@@ -34,7 +34,7 @@ bool operator==(const Outputs& a, const Outputs& b);  // same bits, except that 
 struct CallOptions {
   Placements placements;
   unsigned char guard = kNanByte;
-  bool in_place = false;  // final_state is initial_state's memory
+  bool in_place = false;  // final_state is initial_state's memory, and the normalisers likewise
 };
 
 /// One operand in guarded memory.
