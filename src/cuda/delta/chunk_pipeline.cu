@@ -26,8 +26,8 @@
 // rows of the state in registers, so a product S^T x is a sum in registers and 3 shuffle steps.
 //
 // Budget. Shared memory a token: 3 rows of K floats, one of the slice's columns, and small change: a run is the largest of 128,
-// 64, 32, 16 tokens that lets two blocks share an SM (one for K > 128): 64 tokens for K = 128, 128 for K <= 64. At most 128
-// registers a thread (K <= 128), of which the state takes K/8.
+// 64, 32, 16, 8 tokens that lets two blocks share an SM (one for K > 128): with 227 KB an SM, 128 tokens for K <= 64 with scalar
+// gates in slices of 16, else 64. At most 128 registers a thread (K <= 128), of which the state takes K/8.
 //
 // Wins against step_loop by its launches and by keeping the state on chip for a whole run. Loses where chains are few and
 // long: blocks of one chain work one after another, so B * HV * V/16 chains must fill the GPU. Measured ratios:
