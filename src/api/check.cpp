@@ -28,28 +28,7 @@ bool is_floating(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f64;
 }
 
-/// One operand with the name that messages use.
-struct Named {
-  const char* name;
-  View view;
-  bool is_output;
-};
-
-std::vector<Named> operands(const ForwardArgs& args) {
-  return {{"q", args.q, false},
-          {"k", args.k, false},
-          {"v", args.v, false},
-          {"log_decay", args.log_decay, false},
-          {"beta", args.beta, false},
-          {"initial_state", args.initial_state, false},
-          {"initial_normalizer", args.initial_normalizer, false},
-          {"cu_seqlens", args.cu_seqlens, false},
-          {"a_log", args.a_log, false},
-          {"dt_bias", args.dt_bias, false},
-          {"out", args.out, true},
-          {"final_state", args.final_state, true},
-          {"final_normalizer", args.final_normalizer, true}};
-}
+using Named = NamedOperand;
 
 void require_present(const char* name, const View& x, const char* what) {
   if (!x.present()) throw InvalidArgument(name, what, "none");
@@ -330,6 +309,22 @@ void require_known_enums(const ForwardArgs& args) {
 }
 
 }  // namespace
+
+std::vector<NamedOperand> operands(const ForwardArgs& args) {
+  return {{"q", args.q, false},
+          {"k", args.k, false},
+          {"v", args.v, false},
+          {"log_decay", args.log_decay, false},
+          {"beta", args.beta, false},
+          {"initial_state", args.initial_state, false},
+          {"initial_normalizer", args.initial_normalizer, false},
+          {"cu_seqlens", args.cu_seqlens, false},
+          {"a_log", args.a_log, false},
+          {"dt_bias", args.dt_bias, false},
+          {"out", args.out, true},
+          {"final_state", args.final_state, true},
+          {"final_normalizer", args.final_normalizer, true}};
+}
 
 Problem check(const ForwardArgs& args) {
   require_known_enums(args);

@@ -55,25 +55,6 @@ void check_gate_values(const ForwardArgs& args, const Problem& p) {
   }
 }
 
-void check_pointers(const ForwardArgs& args, Device device) {
-  const std::pair<const char*, ConstTensor> operands[] = {{"q", args.q},
-                                                          {"k", args.k},
-                                                          {"v", args.v},
-                                                          {"log_decay", args.log_decay},
-                                                          {"beta", args.beta},
-                                                          {"initial_state", args.initial_state},
-                                                          {"initial_normalizer", args.initial_normalizer},
-                                                          {"cu_seqlens", args.cu_seqlens},
-                                                          {"a_log", args.a_log},
-                                                          {"dt_bias", args.dt_bias},
-                                                          {"out", args.out},
-                                                          {"final_state", args.final_state},
-                                                          {"final_normalizer", args.final_normalizer}};
-  for (const auto& [operand, view] : operands) {
-    if (view.elements() > 0) require_device_pointer(operand, view.data, device);
-  }
-}
-
 }  // namespace
 
 void check_offsets(const void* offsets, const Problem& p) {
@@ -86,7 +67,9 @@ void check_offsets(const void* offsets, const Problem& p) {
 }
 
 void check_values(const ForwardArgs& args, const Problem& p) {
-  check_pointers(args, p.device);
+  for (const NamedOperand& operand : operands(args)) {
+    if (operand.view.elements() > 0) require_device_pointer(operand.name, operand.view.data, p.device);
+  }
   if (p.cu_seqlens.present && p.device.type == DeviceType::cuda) {
     check_offsets(read_back(p.cu_seqlens, p.cu_seqlens.offset(p.sequences), p).data(), p);
   }

@@ -101,7 +101,7 @@ struct SharedRun {
 /// Every row becomes x / sqrt(sum x^2 + eps).
 template <int kPerLane>
 __device__ __forceinline__ void l2normalize_rows(int padded_tokens, float* rows) {
-  transform_rows<kPerLane>(padded_tokens, rows, [](int, auto& x) {
+  transform_rows<kPerLane>(padded_tokens, rows, [](auto& x) {
     constexpr int kCount = std::extent_v<std::remove_reference_t<decltype(x)>>;
     float factor[kCount] = {};
 #pragma unroll

@@ -84,7 +84,7 @@ __device__ __forceinline__ void rewrite_rows(int padded_rows, float* shared, con
       for (int e = 0; e < kPerLane; ++e) x[i][e] = to_float(raw.element[e]);
     }
     __syncwarp();  // 16-bit rows: every lane has read before any writes
-    change(base, x);
+    change(x);
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
       const int row = base + i * warps;
@@ -120,13 +120,13 @@ __device__ __forceinline__ void wait_for_rows() {
 /// Turns raw rows of 16-bit elements into f32 rows, in place. f32 rows are left alone.
 template <int kPerLane>
 __device__ __forceinline__ void widen_rows(DType dtype, int padded_rows, float* shared) {
-  const auto as_they_are = [](int, auto&) {};
+  const auto as_they_are = [](auto&) {};
   if (dtype == DType::f16) detail::rewrite_rows<Half, kPerLane>(padded_rows, shared, as_they_are);
   if (dtype == DType::bf16) detail::rewrite_rows<BFloat16, kPerLane>(padded_rows, shared, as_they_are);
 }
 
-/// Changes f32 rows in place: transform(row, x) changes rows row + i * warps, of which this lane holds x[i]. A row is read and
-/// written by one warp only, here as in widen_rows: row r by warp r % warps.
+/// Changes f32 rows in place, several at a time: transform(x) changes this lane's part x[i] of each. A row is read and written by one
+/// warp only, here as in widen_rows: row r by warp r % warps.
 template <int kPerLane, class Transform>
 __device__ __forceinline__ void transform_rows(int padded_rows, float* shared, const Transform& transform) {
   detail::rewrite_rows<float, kPerLane>(padded_rows, shared, transform);
