@@ -28,7 +28,7 @@ bool is_floating(DType dtype) {
   return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f64;
 }
 
-using Named = NamedOperand;
+using Operands = std::vector<NamedOperand>;
 
 void require_present(const char* name, const View& x, const char* what) {
   if (!x.present()) throw InvalidArgument(name, what, "none");
@@ -39,8 +39,8 @@ void require_absent(const char* name, const View& x, const std::string& why) {
 }
 
 /// Before anything else: printing a shape trusts its rank.
-void check_ranks(const ForwardArgs& args) {
-  for (const Named& operand : operands(args)) {
+void check_ranks(const Operands& all) {
+  for (const NamedOperand& operand : all) {
     if (operand.view.rank < 0 || operand.view.rank > kMaxRank) {
       throw InvalidArgument(operand.name, "a rank from 0 to 4", std::to_string(operand.view.rank));
     }
@@ -53,7 +53,7 @@ void require_shape(const char* name, const View& x, const std::vector<std::int64
 }
 
 /// The highest offset of the view, or InvalidArgument if it does not fit 64 bits.
-std::int64_t last_offset(const Named& operand) {
+std::int64_t last_offset(const NamedOperand& operand) {
   std::int64_t last = 0;
   for (int axis = 0; axis < operand.view.rank; ++axis) {
     std::int64_t reach = 0;
@@ -71,7 +71,7 @@ std::int64_t last_offset(const Named& operand) {
 }
 
 /// Writable views must not map two indices to one element. Sufficient test: sorted by stride, each axis steps over the last.
-void require_distinct_elements(const Named& operand) {
+void require_distinct_elements(const NamedOperand& operand) {
   std::vector<std::pair<std::int64_t, std::int64_t>> axes;  // stride, extent
   for (int axis = 0; axis < operand.view.rank; ++axis) {
     if (operand.view.shape[axis] > 1) axes.emplace_back(operand.view.strides[axis], operand.view.shape[axis]);
@@ -87,7 +87,7 @@ void require_distinct_elements(const Named& operand) {
   }
 }
 
-void check_memory(const Named& operand) {
+void check_memory(const NamedOperand& operand) {
   const View& x = operand.view;
   for (int axis = 0; axis < x.rank; ++axis) {
     if (x.shape[axis] < 0) throw InvalidArgument(operand.name, "extents of 0 or more", shape_text(x));
@@ -118,8 +118,8 @@ void require_state_strides(const char* name, const View& x) {
   if (!row_major && !column_major) throw InvalidArgument(name, "stride 1 on K or on V", stride_text(x));
 }
 
-void check_dtypes(const ForwardArgs& args) {
-  for (const Named& operand : operands(args)) {
+void check_dtypes(const ForwardArgs& args, const Operands& all) {
+  for (const NamedOperand& operand : all) {
     if (!operand.view.present()) continue;
     const bool is_offsets = operand.name == std::string_view("cu_seqlens");
     const DType dtype = operand.view.dtype;
@@ -140,9 +140,8 @@ void check_dtypes(const ForwardArgs& args) {
   same_as_q("out", args.out);
 }
 
-void check_devices(const ForwardArgs& args) {
-  const Device device = args.q.device;
-  for (const Named& operand : operands(args)) {
+void check_devices(Device device, const Operands& all) {
+  for (const NamedOperand& operand : all) {
     if (operand.view.present() && operand.view.device != device) {
       throw InvalidArgument(operand.name, "a tensor on " + device_text(device) + ", where q is",
                             "one on " + device_text(operand.view.device));
@@ -156,7 +155,7 @@ struct Span {
   bool dense;  // no gaps: every byte between begin and end belongs to the view
 };
 
-Span span_of(const Named& operand) {
+Span span_of(const NamedOperand& operand) {
   const auto* begin = static_cast<const char*>(operand.view.data);
   const std::int64_t count = last_offset(operand) + 1;
   return {begin, begin + count * static_cast<std::int64_t>(size_of(operand.view.dtype)),
@@ -169,11 +168,10 @@ bool same_view(const View& a, const View& b) {
 
 /// Outputs share no memory with other operands. Only views without gaps are compared: slices of one fused buffer interleave
 /// without overlapping. A state may be updated in place.
-void check_overlap(const ForwardArgs& args) {
-  const std::vector<Named> all = operands(args);
-  for (const Named& output : all) {
+void check_overlap(const Operands& all) {
+  for (const NamedOperand& output : all) {
     if (!output.is_output || output.view.elements() == 0) continue;
-    for (const Named& other : all) {
+    for (const NamedOperand& other : all) {
       if (&other == &output || other.view.elements() == 0) continue;
       const std::string_view written = output.name, read = other.name;
       const bool in_place = (written == "final_state" && read == "initial_state") ||
@@ -327,15 +325,16 @@ std::vector<NamedOperand> operands(const ForwardArgs& args) {
 }
 
 Problem check(const ForwardArgs& args) {
+  const Operands all = operands(args);
   require_known_enums(args);
-  check_ranks(args);
+  check_ranks(all);
   Problem p = check_shapes(args);
-  check_dtypes(args);
-  check_devices(args);
+  check_dtypes(args, all);
+  check_devices(args.q.device, all);
   check_gate(args, p);
   check_states(args, p);
-  for (const Named& operand : operands(args)) check_memory(operand);
-  check_overlap(args);
+  for (const NamedOperand& operand : all) check_memory(operand);
+  check_overlap(all);
   if (args.scale && !std::isfinite(*args.scale)) {
     throw InvalidArgument("scale", "a finite number", fmt::format("{}", *args.scale));
   }
@@ -364,7 +363,7 @@ Problem check(const ForwardArgs& args) {
   p.scale = args.scale.value_or(1.0f / std::sqrt(static_cast<float>(p.key_dim)));
   p.dtype = args.q.dtype;
   p.device = args.q.device;
-  for (const Named& operand : operands(args)) p.has_f64 |= operand.view.present() && operand.view.dtype == DType::f64;
+  for (const NamedOperand& operand : all) p.has_f64 |= operand.view.present() && operand.view.dtype == DType::f64;
 
   if (args.cu_seqlens.present() && p.device.type == DeviceType::cpu) {
     check_offsets(args.cu_seqlens.data, p);

@@ -223,18 +223,7 @@ TEST_P(VariableLength, V09_OffsetsAgainstTheOtherOperands) {
 }
 
 TEST_P(VariableLength, V11_OneToken) {
-  Case c;
-  c.recurrence = gated_delta_net();
-  c.key_dim = c.value_dim = 2;
-  c.scale = 0.5f;
-  c.with_initial_state = true;
-  Inputs inputs = zero_inputs(c);
-  inputs.q.values = {1, 2};
-  inputs.k.values = {0, 1};
-  inputs.v.values = {10, 20};
-  inputs.beta.values = {0.5f};
-  inputs.log_decay.values = {static_cast<float>(std::log(0.5))};
-  inputs.initial_state.values = {2, 4, 6, 8};
+  const Inputs inputs = v11_inputs();
   if (const auto got = run(inputs)) {
     expect_near(got->out.values, {7, 13}, 1e-5, 1e-6, "out");
     expect_near(got->final_state.values, {1, 2, 6.5, 12}, 1e-5, 1e-6, "final_state");

@@ -202,6 +202,22 @@ Inputs zero_inputs(const Case& c) {
   return inputs;
 }
 
+Inputs v11_inputs() {
+  Case c;
+  c.recurrence = gated_delta_net();
+  c.key_dim = c.value_dim = 2;
+  c.scale = 0.5f;
+  c.with_initial_state = true;
+  Inputs inputs = zero_inputs(c);
+  inputs.q.values = {1, 2};
+  inputs.k.values = {0, 1};
+  inputs.v.values = {10, 20};
+  inputs.beta.values = {0.5f};
+  inputs.log_decay.values = {static_cast<float>(std::log(0.5))};
+  inputs.initial_state.values = {2, 4, 6, 8};
+  return inputs;
+}
+
 Inputs make_inputs(const Case& c, Random& random) {
   Inputs inputs = zero_inputs(c);
   draw_queries_and_keys(inputs, random);

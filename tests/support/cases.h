@@ -83,6 +83,9 @@ struct Inputs {
 /// Every operand that the case calls for, all zero except scale-free defaults; for tests that write exact values.
 Inputs zero_inputs(const Case& problem);
 
+/// V11: one token of a gated delta rule, small enough to do by hand: out = (7, 13), state = ((1, 2), (6.5, 12)).
+Inputs v11_inputs();
+
 /// Fresh numbers in real ranges.
 Inputs make_inputs(const Case& problem, Random& random);
 

@@ -55,17 +55,7 @@ TEST(Reference, DeltaUpdateReplacesWhatTheKeyHeld) {
 }
 
 TEST(Reference, V11_OneTokenByHand) {
-  Case c = scalar_case(gated_delta_net(), 1);
-  c.key_dim = c.value_dim = 2;
-  c.scale = 0.5f;
-  c.with_initial_state = true;
-  Inputs inputs = zero_inputs(c);
-  inputs.q.values = {1, 2};
-  inputs.k.values = {0, 1};
-  inputs.v.values = {10, 20};
-  inputs.beta.values = {0.5f};
-  inputs.log_decay.values = {static_cast<float>(std::log(0.5))};
-  inputs.initial_state.values = {2, 4, 6, 8};
+  const Inputs inputs = v11_inputs();
   const Truth truth = oracle(inputs);
   const double out[] = {7, 13}, state[] = {1, 2, 6.5, 12};
   for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(truth.out[i], out[i], 1e-6);
