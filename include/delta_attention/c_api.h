@@ -126,7 +126,8 @@ typedef struct delta_attention_c_execution {
   int32_t deterministic;
   int32_t threads; /* CPU; 0 means all cores */
   int32_t check_values;
-  int32_t reserved; /* 0 */
+  int32_t reserved;     /* 0 */
+  const char* settings; /* "name=int,name=int" for the kernel asked for by name; NULL or "": none */
 } delta_attention_c_execution;
 
 /* Texts that belong to the library and to the calling thread, good until its next call of delta_attention_c_dispatch_info. */
@@ -135,6 +136,7 @@ typedef struct delta_attention_c_dispatch {
   const char* kernel;  /* the kernel that would run; "" if none can */
   const char* reason;  /* why this one */
   const char* kernels; /* every kernel of this build, one a line: "name: ok" or "name: why not" */
+  const char* settings; /* what the caller or the tuned table chose for it, "name=int,name=int" */
 } delta_attention_c_dispatch;
 
 /* Defaults: no operands, linear(), scale K^-0.5. struct_size is the caller's sizeof. */

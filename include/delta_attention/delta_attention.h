@@ -83,17 +83,26 @@ DELTA_ATTENTION_API void delta_attention_forward(const ForwardArgs& args, const 
 /// Looks at shapes only: tensor contents are not read.
 DELTA_ATTENTION_API std::size_t delta_attention_workspace(const ForwardArgs& args, const Execution& execution = {});
 
+/// A number that a kernel lets callers choose (Execution::settings), with every value that it can take.
+struct Setting {
+  const char* name;
+  const char* meaning;
+  std::vector<int> values;
+};
+
 /// What one kernel says to one problem.
 struct KernelReport {
   std::string kernel;
   std::string summary;
   bool supported = false;
   std::string reason;  // why not, when not supported
+  std::vector<Setting> settings;
 };
 
 struct DispatchInfo {
   std::string kernel;                 // the kernel that would run; empty if none can
   std::string reason;                 // why this one
+  std::string settings;               // what the caller or the tuned table chose for it; it chooses the rest itself
   std::vector<KernelReport> kernels;  // every kernel of this build
 };
 

@@ -20,6 +20,10 @@ struct Execution {
   /// A kernel's name, or "automatic" to let dispatch choose. dispatch_info() lists the names.
   std::string kernel = "automatic";
 
+  /// Settings of the kernel asked for by name: "name=int,name=int". What is not named here comes from the table of settings
+  /// tuned for the device, or else from the kernel's own rule. dispatch_info() lists each kernel's names and values.
+  std::string settings;
+
   /// Refuse kernels whose results may differ in the last bits from run to run.
   bool deterministic = false;
 

@@ -39,6 +39,7 @@ static_assert(kMaxRank == DELTA_ATTENTION_C_MAX_RANK);
 constexpr std::size_t kFirstArgsSize = offsetof(delta_attention_c_args, reserved) + sizeof(std::int32_t);
 constexpr std::size_t kFirstExecutionSize = offsetof(delta_attention_c_execution, reserved) + sizeof(std::int32_t);
 constexpr std::size_t kFirstDispatchSize = offsetof(delta_attention_c_dispatch, kernels) + sizeof(const char*);
+constexpr std::size_t kDispatchSizeWithSettings = offsetof(delta_attention_c_dispatch, settings) + sizeof(const char*);
 
 // What the C interface hands out as text, one of each a thread.
 thread_local std::string last_error;
@@ -161,6 +162,7 @@ Execution execution_of(const delta_attention_c_execution* given) {
   execution.workspace = c.workspace;
   execution.workspace_bytes = c.workspace_bytes;
   if (c.kernel != nullptr) execution.kernel = c.kernel;
+  if (c.settings != nullptr) execution.settings = c.settings;
   execution.deterministic = c.deterministic != 0;
   execution.threads = c.threads;
   execution.check_values = c.check_values != 0;
@@ -264,6 +266,7 @@ delta_attention_c_status delta_attention_c_dispatch_info(const delta_attention_c
     dispatch->kernel = last_dispatch.kernel.c_str();
     dispatch->reason = last_dispatch.reason.c_str();
     dispatch->kernels = last_kernel_list.c_str();
+    if (dispatch->struct_size >= kDispatchSizeWithSettings) dispatch->settings = last_dispatch.settings.c_str();
   });
 }
 

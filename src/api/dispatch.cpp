@@ -3,56 +3,114 @@
 #include <fmt/format.h>
 
 #include "api/device.h"
+#include "api/tuned_table.h"
 
 namespace delta_attention {
 namespace {
 
-std::string refusal(const Kernel& kernel, const Problem& problem, const DeviceProperties& device,
-                    const Execution& execution) {
+/// What a kernel would do with a problem.
+struct Verdict {
+  std::string refusal;  // empty: it runs
+  Settings asked, settings;
+};
+
+Settings asked_settings(const Kernel& kernel, const Execution& execution) {
+  if (execution.settings.empty() || execution.kernel != kernel.name) return {};
+  return parse_settings(execution.settings, kernel.name, kernel.settings());
+}
+
+/// Tuned settings come from a similar problem. Where they do not fit this one, the kernel's own rule takes their place.
+Verdict judge(const Kernel& kernel, const Problem& problem, const DeviceProperties& device,
+              const Execution& execution) {
+  Verdict verdict;
+  verdict.asked = asked_settings(kernel, execution);
   if (kernel.device != device.type) {
-    return kernel.device == DeviceType::cpu ? "runs on CPU tensors" : "runs on CUDA tensors";
+    verdict.refusal = kernel.device == DeviceType::cpu ? "runs on CPU tensors" : "runs on CUDA tensors";
+    return verdict;
   }
   if (execution.deterministic && !kernel.repeatable) {
-    return "its last bits may differ from run to run (deterministic was asked)";
+    verdict.refusal = "its last bits may differ from run to run (deterministic was asked)";
+    return verdict;
   }
-  return kernel.unsupported(problem, device);
+  verdict.settings = tuned_table().find(kernel, problem, device);
+  const bool tuned = !verdict.settings.empty();
+  verdict.settings.override_with(verdict.asked);
+  verdict.refusal = kernel.unsupported(problem, device, verdict.settings);
+  if (tuned && !verdict.refusal.empty()) {
+    verdict.settings = verdict.asked;
+    verdict.refusal = kernel.unsupported(problem, device, verdict.settings);
+  }
+  return verdict;
 }
 
 bool is_automatic(const Execution& execution) { return execution.kernel.empty() || execution.kernel == "automatic"; }
+
+void check_settings_have_a_kernel(const Execution& execution) {
+  if (execution.settings.empty() || !is_automatic(execution)) return;
+  throw InvalidArgument("settings", "\"\" unless a kernel is asked for by name: settings belong to one kernel",
+                        fmt::format("\"{}\" with the kernel 'automatic'", execution.settings));
+}
+
+/// Whether this kernel, if it can run the problem, takes the place of `best`.
+bool is_candidate(const Kernel& kernel, const Execution& execution, const Kernel* best) {
+  if (!is_automatic(execution)) return execution.kernel == kernel.name;
+  return kernel.priority >= 0 && (best == nullptr || kernel.priority > best->priority);
+}
+
+std::string why(const Choice& choice, const Settings& asked, const DeviceProperties& device,
+                const Execution& execution) {
+  if (choice.kernel == nullptr) {
+    return is_automatic(execution) ? "no kernel of this build can run this problem"
+                                   : fmt::format("'{}' was asked for and cannot run", execution.kernel);
+  }
+  std::string reason = is_automatic(execution)
+                           ? fmt::format("the preferred kernel for this problem on {}", device.name)
+                           : "asked for by name";
+  if (choice.settings.empty()) return reason;
+  const bool tuned = choice.settings.size() > asked.size();
+  return reason + (asked.empty() ? ", with tuned settings"
+                   : tuned       ? ", with the caller's settings over tuned ones"
+                                 : ", with the caller's settings");
+}
 
 }  // namespace
 
 Choice choose(const Problem& problem, const DeviceProperties& device, const Execution& execution,
               const std::vector<const Kernel*>& candidates) {
+  check_settings_have_a_kernel(execution);
   Choice choice;
   for (const Kernel* kernel : candidates) {
-    const std::string reason = refusal(*kernel, problem, device, execution);
-    choice.reports.push_back({kernel->name, kernel->summary, reason.empty(), reason});
-    if (!reason.empty()) continue;
-    if (is_automatic(execution)) {
-      const bool better = choice.kernel == nullptr || kernel->priority > choice.kernel->priority;
-      if (kernel->priority >= 0 && better) choice.kernel = kernel;
-    } else if (execution.kernel == kernel->name) {
-      choice.kernel = kernel;
-    }
-  }
-  if (choice.kernel != nullptr) {
-    choice.reason = is_automatic(execution) ? fmt::format("the preferred kernel for this problem on {}", device.name)
-                                            : "asked for by name";
-  } else {
-    choice.reason = is_automatic(execution) ? "no kernel of this build can run this problem"
-                                            : fmt::format("'{}' was asked for and cannot run", execution.kernel);
+    if (!is_candidate(*kernel, execution, choice.kernel)) continue;
+    const Verdict verdict = judge(*kernel, problem, device, execution);
+    if (verdict.refusal.empty()) choice = {kernel, verdict.settings};
   }
   return choice;
 }
 
-const Kernel& require_kernel(const Problem& problem, const DeviceProperties& device, const Execution& execution) {
+DispatchInfo explain(const Problem& problem, const DeviceProperties& device, const Execution& execution,
+                     const std::vector<const Kernel*>& candidates) {
+  const Choice choice = choose(problem, device, execution, candidates);
+  DispatchInfo info;
+  Settings asked;
+  for (const Kernel* kernel : candidates) {
+    const Verdict verdict = judge(*kernel, problem, device, execution);
+    if (kernel == choice.kernel) asked = verdict.asked;
+    info.kernels.push_back(
+        {kernel->name, kernel->summary, verdict.refusal.empty(), verdict.refusal, kernel->settings()});
+  }
+  if (choice.kernel != nullptr) info.kernel = choice.kernel->name;
+  info.reason = why(choice, asked, device, execution);
+  info.settings = choice.settings.text();
+  return info;
+}
+
+Choice require_kernel(const Problem& problem, const DeviceProperties& device, const Execution& execution) {
   const Choice choice = choose(problem, device, execution, kernels());
-  if (choice.kernel != nullptr) return *choice.kernel;
+  if (choice.kernel != nullptr) return choice;
 
   std::string able, reasons;
   bool known = is_automatic(execution);
-  for (const KernelReport& report : choice.reports) {
+  for (const KernelReport& report : explain(problem, device, execution, kernels()).kernels) {
     if (report.supported) able += (able.empty() ? "" : ", ") + report.kernel;
     if (is_automatic(execution)) {
       reasons += fmt::format("\n  {}: {}", report.kernel,

@@ -8,15 +8,19 @@ namespace delta_attention {
 
 struct Choice {
   const Kernel* kernel = nullptr;  // null if none can run the problem
-  std::string reason;
-  std::vector<KernelReport> reports;
+  Settings settings;
 };
 
-/// Which of `candidates` runs the problem on this device. Never throws: what cannot run is in the reports.
+/// Which of `candidates` runs the problem on this device, and with which settings: the caller's over the tuned ones. Throws
+/// InvalidArgument for settings that the kernel asked for does not have; what else cannot run gives no kernel.
 Choice choose(const Problem& problem, const DeviceProperties& device, const Execution& execution,
               const std::vector<const Kernel*>& candidates);
 
-/// The chosen kernel, or Unsupported with every kernel's reason.
-const Kernel& require_kernel(const Problem& problem, const DeviceProperties& device, const Execution& execution);
+/// The same choice in words, with what every candidate says.
+DispatchInfo explain(const Problem& problem, const DeviceProperties& device, const Execution& execution,
+                     const std::vector<const Kernel*>& candidates);
+
+/// The choice among all kernels, or Unsupported with every kernel's reason.
+Choice require_kernel(const Problem& problem, const DeviceProperties& device, const Execution& execution);
 
 }  // namespace delta_attention

@@ -22,24 +22,24 @@ void delta_attention_forward(const ForwardArgs& args, const Execution& execution
   const Problem problem = check(args);
   const int threads = thread_count(execution);
   const DeviceProperties& device = device_properties(problem.device);
-  const Kernel& kernel = require_kernel(problem, device, execution);
+  const auto [kernel, settings] = require_kernel(problem, device, execution);
   const DeviceGuard guard(problem.device);
   if (execution.check_values) check_values(args, problem);
   if (problem.sequences == 0) return;
-  const Workspace workspace(kernel.workspace(problem, device), execution, problem.device);
-  kernel.launch({problem, args, device, workspace.data(), execution.stream, threads});
+  const Workspace workspace(kernel->workspace(problem, device, settings), execution, problem.device);
+  kernel->launch({problem, args, device, workspace.data(), execution.stream, threads, settings});
 }
 
 std::size_t delta_attention_workspace(const ForwardArgs& args, const Execution& execution) {
   const Problem problem = check(args);
   const DeviceProperties& device = device_properties(problem.device);
-  return require_kernel(problem, device, execution).workspace(problem, device);
+  const auto [kernel, settings] = require_kernel(problem, device, execution);
+  return kernel->workspace(problem, device, settings);
 }
 
 DispatchInfo dispatch_info(const ForwardArgs& args, const Execution& execution) {
   const Problem problem = check(args);
-  Choice choice = choose(problem, device_properties(problem.device), execution, kernels());
-  return {choice.kernel != nullptr ? choice.kernel->name : "", choice.reason, std::move(choice.reports)};
+  return explain(problem, device_properties(problem.device), execution, kernels());
 }
 
 }  // namespace delta_attention

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "api/settings.h"
 #include "problem/problem.h"
 
 namespace delta_attention {
@@ -25,9 +26,10 @@ struct Launch {
   const Problem& problem;
   const ForwardArgs& args;  // the caller's own words, for the float64 reference alone
   const DeviceProperties& device;
-  void* workspace = nullptr;  // at least workspace(problem) bytes
+  void* workspace = nullptr;  // at least workspace(problem, device, settings) bytes
   void* stream = nullptr;
-  int threads = 1;  // CPU
+  int threads = 1;    // CPU
+  Settings settings;  // what the caller or the tuned table chose
 };
 
 struct Kernel {
@@ -38,9 +40,11 @@ struct Kernel {
   bool repeatable;
   /// Dispatch takes the supported kernel with the highest priority; negative means only when asked for by name.
   int priority;
-  /// "" if the kernel can run this problem on this device, else the reason why not.
-  std::string (*unsupported)(const Problem&, const DeviceProperties&);
-  std::size_t (*workspace)(const Problem&, const DeviceProperties&);
+  /// What can be chosen: every setting with every value that it can take.
+  std::vector<Setting> (*settings)();
+  /// "" if the kernel can run this problem on this device with these settings, else the reason why not.
+  std::string (*unsupported)(const Problem&, const DeviceProperties&, const Settings&);
+  std::size_t (*workspace)(const Problem&, const DeviceProperties&, const Settings&);
   void (*launch)(const Launch&);
 };
 
@@ -52,6 +56,8 @@ inline std::string needs_f32(const Problem& problem) {
   return problem.has_f64 ? "f64 operands run on the kernel 'reference' only" : "";
 }
 
-inline std::size_t no_workspace(const Problem&, const DeviceProperties&) { return 0; }
+inline std::vector<Setting> no_settings() { return {}; }
+
+inline std::size_t no_workspace(const Problem&, const DeviceProperties&, const Settings&) { return 0; }
 
 }  // namespace delta_attention

@@ -153,7 +153,8 @@ const Kernel cpu_sequential_kernel = {
     DeviceType::cpu,
     true,
     -1,
-    [](const Problem& problem, const DeviceProperties&) { return needs_f32(problem); },
+    no_settings,
+    [](const Problem& problem, const DeviceProperties&, const Settings&) { return needs_f32(problem); },
     no_workspace,
     [](const Launch& launch) {
       run(launch.problem, plan_whole_heads(launch.problem, launch.threads), &ChunkRoutines::sequential);
@@ -167,7 +168,8 @@ const Kernel cpu_chunkwise_kernel = {
     DeviceType::cpu,
     true,
     10,
-    [](const Problem& problem, const DeviceProperties&) { return needs_f32(problem); },
+    no_settings,
+    [](const Problem& problem, const DeviceProperties&, const Settings&) { return needs_f32(problem); },
     no_workspace,
     [](const Launch& launch) {
       run(launch.problem, plan_slices(launch.problem, launch.threads), &ChunkRoutines::chunkwise);

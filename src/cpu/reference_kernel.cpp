@@ -12,7 +12,8 @@ const Kernel reference_kernel = {
     DeviceType::cpu,
     true,
     0,
-    [](const Problem&, const DeviceProperties&) { return std::string(); },
+    no_settings,
+    [](const Problem&, const DeviceProperties&, const Settings&) { return std::string(); },
     no_workspace,
     [](const Launch& launch) { reference::forward(launch.args); },
 };

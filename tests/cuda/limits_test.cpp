@@ -23,7 +23,7 @@ class DeviceLimits : public KernelTest {
   Outputs run_as(const Inputs& inputs, const DeviceProperties& properties) {
     Call call(inputs, device());
     const Problem problem = check(call.args);
-    const GuardedBuffer workspace(device(), kernel().workspace(problem, properties));
+    const GuardedBuffer workspace(device(), kernel().workspace(problem, properties, {}));
     kernel().launch({problem, call.args, properties, workspace.data(), nullptr, 1});
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_TRUE(workspace.guards_intact());
@@ -32,7 +32,7 @@ class DeviceLimits : public KernelTest {
 
   std::string refusal(const Inputs& inputs, const DeviceProperties& properties) {
     Call call(inputs, device());
-    return kernel().unsupported(check(call.args), properties);
+    return kernel().unsupported(check(call.args), properties, {});
   }
 
   Case recurrence_case(Recurrence recurrence, Index key_dim, Index value_dim) const {

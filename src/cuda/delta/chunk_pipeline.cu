@@ -288,7 +288,7 @@ Plan make_plan(const Problem& p, const DeviceProperties& device) {
   return plan;
 }
 
-std::string unsupported(const Problem& p, const DeviceProperties& device) {
+std::string unsupported(const Problem& p, const DeviceProperties& device, const Settings&) {
   if (p.has_f64) return needs_f32(p);
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
   if (p.key_dim > 256) return "K = " + std::to_string(p.key_dim) + "; this kernel holds at most 256 rows of state";
@@ -302,7 +302,7 @@ std::string unsupported(const Problem& p, const DeviceProperties& device) {
   return "";
 }
 
-std::size_t workspace(const Problem& p, const DeviceProperties& device) {
+std::size_t workspace(const Problem& p, const DeviceProperties& device, const Settings&) {
   return WorkspaceLayout(p, make_plan(p, device)).bytes;
 }
 
@@ -372,6 +372,7 @@ const Kernel chunk_pipeline_kernel = {
     DeviceType::cuda,
     true,
     10,
+    no_settings,
     unsupported,
     workspace,
     launch,

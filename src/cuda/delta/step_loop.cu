@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads) step(const __grid_constant__ Params 
 
 std::int64_t blocks_of(const Problem& p) { return p.sequences * p.value_heads * ceil_div(p.value_dim, kColumns); }
 
-std::string unsupported(const Problem& p, const DeviceProperties& device) {
+std::string unsupported(const Problem& p, const DeviceProperties& device, const Settings&) {
   if (p.has_f64) return needs_f32(p);
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
   if (p.key_dim > kMostRows) return "K = " + std::to_string(p.key_dim) + "; at most " + std::to_string(kMostRows);
@@ -206,7 +206,7 @@ std::string unsupported(const Problem& p, const DeviceProperties& device) {
   return "";
 }
 
-std::size_t workspace(const Problem& p, const DeviceProperties&) {
+std::size_t workspace(const Problem& p, const DeviceProperties&, const Settings&) {
   const std::int64_t normalizers = p.normalize ? blocks_of(p) * p.key_dim : 0;
   return static_cast<std::size_t>(p.state_elements() + normalizers) * sizeof(float);
 }
@@ -238,6 +238,7 @@ const Kernel step_loop_kernel = {
     DeviceType::cuda,
     true,
     -1,
+    no_settings,
     unsupported,
     workspace,
     launch,
