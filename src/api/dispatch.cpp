@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include "api/device.h"
-#include "api/tuned_table.h"
 
 namespace delta_attention {
 namespace {
@@ -20,8 +19,8 @@ Settings asked_settings(const Kernel& kernel, const Execution& execution) {
 }
 
 /// Tuned settings come from a similar problem. Where they do not fit this one, the kernel's own rule takes their place.
-Verdict judge(const Kernel& kernel, const Problem& problem, const DeviceProperties& device,
-              const Execution& execution) {
+Verdict judge(const Kernel& kernel, const Problem& problem, const DeviceProperties& device, const Execution& execution,
+              const TunedTable& table) {
   Verdict verdict;
   verdict.asked = asked_settings(kernel, execution);
   if (kernel.device != device.type) {
@@ -32,7 +31,7 @@ Verdict judge(const Kernel& kernel, const Problem& problem, const DeviceProperti
     verdict.refusal = "its last bits may differ from run to run (deterministic was asked)";
     return verdict;
   }
-  verdict.settings = tuned_table().find(kernel, problem, device);
+  verdict.settings = table.find(kernel, problem, device);
   const bool tuned = !verdict.settings.empty();
   verdict.settings.override_with(verdict.asked);
   verdict.refusal = kernel.unsupported(problem, device, verdict.settings);
@@ -63,9 +62,8 @@ std::string why(const Choice& choice, const Settings& asked, const DevicePropert
     return is_automatic(execution) ? "no kernel of this build can run this problem"
                                    : fmt::format("'{}' was asked for and cannot run", execution.kernel);
   }
-  std::string reason = is_automatic(execution)
-                           ? fmt::format("the preferred kernel for this problem on {}", device.name)
-                           : "asked for by name";
+  std::string reason = is_automatic(execution) ? fmt::format("the preferred kernel for this problem on {}", device.name)
+                                               : "asked for by name";
   if (choice.settings.empty()) return reason;
   const bool tuned = choice.settings.size() > asked.size();
   return reason + (asked.empty() ? ", with tuned settings"
@@ -76,24 +74,24 @@ std::string why(const Choice& choice, const Settings& asked, const DevicePropert
 }  // namespace
 
 Choice choose(const Problem& problem, const DeviceProperties& device, const Execution& execution,
-              const std::vector<const Kernel*>& candidates) {
+              const std::vector<const Kernel*>& candidates, const TunedTable& tuned) {
   check_settings_have_a_kernel(execution);
   Choice choice;
   for (const Kernel* kernel : candidates) {
     if (!is_candidate(*kernel, execution, choice.kernel)) continue;
-    const Verdict verdict = judge(*kernel, problem, device, execution);
+    const Verdict verdict = judge(*kernel, problem, device, execution, tuned);
     if (verdict.refusal.empty()) choice = {kernel, verdict.settings};
   }
   return choice;
 }
 
 DispatchInfo explain(const Problem& problem, const DeviceProperties& device, const Execution& execution,
-                     const std::vector<const Kernel*>& candidates) {
-  const Choice choice = choose(problem, device, execution, candidates);
+                     const std::vector<const Kernel*>& candidates, const TunedTable& tuned) {
+  const Choice choice = choose(problem, device, execution, candidates, tuned);
   DispatchInfo info;
   Settings asked;
   for (const Kernel* kernel : candidates) {
-    const Verdict verdict = judge(*kernel, problem, device, execution);
+    const Verdict verdict = judge(*kernel, problem, device, execution, tuned);
     if (kernel == choice.kernel) asked = verdict.asked;
     info.kernels.push_back(
         {kernel->name, kernel->summary, verdict.refusal.empty(), verdict.refusal, kernel->settings()});

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "api/kernel.h"
+#include "api/tuned_table.h"
 
 namespace delta_attention {
 
@@ -14,11 +15,11 @@ struct Choice {
 /// Which of `candidates` runs the problem on this device, and with which settings: the caller's over the tuned ones. Throws
 /// InvalidArgument for settings that the kernel asked for does not have; what else cannot run gives no kernel.
 Choice choose(const Problem& problem, const DeviceProperties& device, const Execution& execution,
-              const std::vector<const Kernel*>& candidates);
+              const std::vector<const Kernel*>& candidates, const TunedTable& tuned = tuned_table());
 
 /// The same choice in words, with what every candidate says.
 DispatchInfo explain(const Problem& problem, const DeviceProperties& device, const Execution& execution,
-                     const std::vector<const Kernel*>& candidates);
+                     const std::vector<const Kernel*>& candidates, const TunedTable& tuned = tuned_table());
 
 /// The choice among all kernels, or Unsupported with every kernel's reason.
 Choice require_kernel(const Problem& problem, const DeviceProperties& device, const Execution& execution);

@@ -7,10 +7,6 @@
 namespace delta_attention {
 namespace {
 
-const std::vector<TunedRow> kRows = {
-#include "api/tuned/nvidia_h200.inc"
-};
-
 /// Kernels hold K rows in tiles of 32, 64, 128, ... : settings carry over within a tile, hardly beyond.
 std::int64_t key_tile(std::int64_t key_dim) {
   std::int64_t tile = 32;
@@ -67,7 +63,11 @@ Settings TunedTable::find(const Kernel& kernel, const Problem& problem, const De
 }
 
 const TunedTable& tuned_table() {
-  static const TunedTable table(kRows, kernels());
+  static const TunedTable table(
+      {
+#include "api/tuned/nvidia_h200.inc"
+      },
+      kernels());
   return table;
 }
 

@@ -17,8 +17,8 @@ struct TunedRow {
   Gate gate;
   std::int64_t key_dim;
   std::int64_t value_dim;
-  std::int64_t tokens;  // of a sequence
-  std::int64_t chains;  // sequences times value heads
+  std::int64_t tokens;   // of a sequence
+  std::int64_t chains;   // sequences times value heads
   const char* settings;  // "name=int,name=int"
 };
 

@@ -3,6 +3,7 @@
 #define _POSIX_C_SOURCE 200112L /* setenv */
 
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +109,13 @@ static void obeys_execution(void) {
   execution.reserved = 1;
   CHECK(delta_attention_c_forward(&x.args, &execution) == DELTA_ATTENTION_C_INVALID_ARGUMENT &&
         message_has("reserved"));
+  execution.reserved = 0;
+  execution.kernel = "reference";
+  execution.settings = "no_such_setting=1";
+  CHECK(delta_attention_c_forward(&x.args, &execution) == DELTA_ATTENTION_C_INVALID_ARGUMENT);
+  CHECK(message_has("settings") && message_has("no_such_setting") && untouched(&x));
+  execution.settings = "";
+  CHECK(delta_attention_c_forward(&x.args, &execution) == DELTA_ATTENTION_C_OK);
 }
 
 static void explains_dispatch(void) {
@@ -119,7 +127,12 @@ static void explains_dispatch(void) {
   CHECK(dispatch.kernel != NULL && strlen(dispatch.kernel) > 0);
   CHECK(dispatch.reason != NULL && strlen(dispatch.reason) > 0);
   CHECK(dispatch.kernels != NULL && strstr(dispatch.kernels, "reference: ok\n") != NULL);
+  CHECK(dispatch.settings != NULL);
   CHECK(untouched(&x));
+  dispatch.settings = NULL;
+  dispatch.struct_size = offsetof(delta_attention_c_dispatch, settings); /* a caller built before it existed */
+  CHECK(delta_attention_c_dispatch_info(&x.args, NULL, &dispatch) == DELTA_ATTENTION_C_OK);
+  CHECK(dispatch.settings == NULL && dispatch.kernel != NULL);
   dispatch.struct_size = 1;
   CHECK(delta_attention_c_dispatch_info(&x.args, NULL, &dispatch) == DELTA_ATTENTION_C_INVALID_ARGUMENT);
 }

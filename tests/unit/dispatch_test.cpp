@@ -11,13 +11,14 @@
 namespace delta_attention {
 namespace {
 
-std::string takes_all(const Problem&, const DeviceProperties&) { return ""; }
-std::string refuses(const Problem&, const DeviceProperties&) { return "K is a prime number"; }
+using Unsupports = std::string(const Problem&, const DeviceProperties&, const Settings&);
+std::string takes_all(const Problem&, const DeviceProperties&, const Settings&) { return ""; }
+std::string refuses(const Problem&, const DeviceProperties&, const Settings&) { return "K is a prime number"; }
 void no_launch(const Launch&) {}
 
 Kernel fake(const char* name, int priority, bool repeatable = true, DeviceType device = DeviceType::cpu,
-            std::string (*unsupported)(const Problem&, const DeviceProperties&) = takes_all) {
-  return {name, "a fake", device, repeatable, priority, unsupported, no_workspace, no_launch};
+            Unsupports* unsupported = takes_all) {
+  return {name, "a fake", device, repeatable, priority, no_settings, unsupported, no_workspace, no_launch};
 }
 
 DeviceProperties cpu_device() {
@@ -35,14 +36,14 @@ Execution by_name(const char* name) {
 TEST(Dispatch, TakesTheHighestPriorityThatCanRun) {
   const Kernel slow = fake("slow", 0), fast = fake("fast", 10),
                broken = fake("broken", 20, true, DeviceType::cpu, refuses);
-  const Choice choice = choose({}, cpu_device(), {}, {&slow, &broken, &fast});
-  ASSERT_NE(choice.kernel, nullptr);
-  EXPECT_STREQ(choice.kernel->name, "fast");
-  ASSERT_EQ(choice.reports.size(), 3u);
-  EXPECT_TRUE(choice.reports[0].supported);
-  EXPECT_FALSE(choice.reports[1].supported);
-  EXPECT_EQ(choice.reports[1].reason, "K is a prime number");
-  EXPECT_NE(choice.reason.find("the CPU"), std::string::npos);
+  EXPECT_EQ(choose({}, cpu_device(), {}, {&slow, &broken, &fast}).kernel, &fast);
+  const DispatchInfo info = explain({}, cpu_device(), {}, {&slow, &broken, &fast});
+  EXPECT_EQ(info.kernel, "fast");
+  ASSERT_EQ(info.kernels.size(), 3u);
+  EXPECT_TRUE(info.kernels[0].supported);
+  EXPECT_FALSE(info.kernels[1].supported);
+  EXPECT_EQ(info.kernels[1].reason, "K is a prime number");
+  EXPECT_NE(info.reason.find("the CPU"), std::string::npos);
 }
 
 TEST(Dispatch, NegativePriorityRunsOnlyByName) {
@@ -55,8 +56,8 @@ TEST(Dispatch, NamedKernelWinsOverPriorityButNotOverItsOwnRefusal) {
   const Kernel slow = fake("slow", 0), fast = fake("fast", 10),
                broken = fake("broken", 20, true, DeviceType::cpu, refuses);
   EXPECT_EQ(choose({}, cpu_device(), by_name("slow"), {&slow, &fast}).kernel, &slow);
-  const Choice refused = choose({}, cpu_device(), by_name("broken"), {&slow, &broken});
-  EXPECT_EQ(refused.kernel, nullptr);
+  const DispatchInfo refused = explain({}, cpu_device(), by_name("broken"), {&slow, &broken});
+  EXPECT_EQ(refused.kernel, "");
   EXPECT_NE(refused.reason.find("broken"), std::string::npos);
 }
 
@@ -65,16 +66,16 @@ TEST(Dispatch, DeterministicRefusesKernelsThatDoNotRepeat) {
   Execution execution;
   EXPECT_EQ(choose({}, cpu_device(), execution, {&loose, &strict}).kernel, &loose);
   execution.deterministic = true;
-  const Choice choice = choose({}, cpu_device(), execution, {&loose, &strict});
-  EXPECT_EQ(choice.kernel, &strict);
-  EXPECT_NE(choice.reports[0].reason.find("deterministic"), std::string::npos);
+  const DispatchInfo info = explain({}, cpu_device(), execution, {&loose, &strict});
+  EXPECT_EQ(info.kernel, "strict");
+  EXPECT_NE(info.kernels[0].reason.find("deterministic"), std::string::npos);
 }
 
 TEST(Dispatch, KernelsOfTheOtherDeviceSaySo) {
   const Kernel gpu = fake("gpu", 10, true, DeviceType::cuda), host = fake("host", 0);
-  const Choice choice = choose({}, cpu_device(), {}, {&gpu, &host});
-  EXPECT_EQ(choice.kernel, &host);
-  EXPECT_EQ(choice.reports[0].reason, "runs on CUDA tensors");
+  const DispatchInfo info = explain({}, cpu_device(), {}, {&gpu, &host});
+  EXPECT_EQ(info.kernel, "host");
+  EXPECT_EQ(info.kernels[0].reason, "runs on CUDA tensors");
 }
 
 TEST(Dispatch, UnknownNameListsWhatWouldDo) {
@@ -93,6 +94,7 @@ TEST(Dispatch, KernelTableIsWellFormed) {
   for (const Kernel* kernel : kernels()) {
     names.push_back(kernel->name);
     EXPECT_FALSE(std::string(kernel->summary).empty()) << kernel->name;
+    ASSERT_NE(kernel->settings, nullptr) << kernel->name;
     EXPECT_NE(kernel->unsupported, nullptr);
     EXPECT_NE(kernel->workspace, nullptr);
     EXPECT_NE(kernel->launch, nullptr);
@@ -129,10 +131,10 @@ TEST(Dispatch, B01_GpuBeforeTheOldestBuiltArchitecture) {
   for (const Kernel* kernel : kernels()) {
     if (kernel->device != DeviceType::cuda) continue;
     any = true;
-    const Choice choice = choose(gpu_problem(), gpu(70), {}, {kernel});
-    EXPECT_EQ(choice.kernel, nullptr) << kernel->name;
-    EXPECT_NE(choice.reports[0].reason.find("7.0"), std::string::npos) << choice.reports[0].reason;
-    EXPECT_NE(choice.reports[0].reason.find("8.0"), std::string::npos) << choice.reports[0].reason;
+    const DispatchInfo info = explain(gpu_problem(), gpu(70), {}, {kernel});
+    EXPECT_EQ(info.kernel, "") << kernel->name;
+    EXPECT_NE(info.kernels[0].reason.find("7.0"), std::string::npos) << info.kernels[0].reason;
+    EXPECT_NE(info.kernels[0].reason.find("8.0"), std::string::npos) << info.kernels[0].reason;
   }
   if (!any) GTEST_SKIP() << "built without CUDA";
 }
@@ -142,9 +144,9 @@ TEST(Dispatch, B02_EveryArchitectureHasAKernelOrAReason) {
   for (const Kernel* kernel : kernels()) any |= kernel->device == DeviceType::cuda;
   if (!any) GTEST_SKIP() << "built without CUDA";
   for (int capability : {75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {
-    const Choice choice = choose(gpu_problem(), gpu(capability), {}, kernels());
-    EXPECT_EQ(choice.kernel != nullptr, runs_on(built_architectures(), capability)) << capability;
-    for (const KernelReport& report : choice.reports) {
+    const DispatchInfo info = explain(gpu_problem(), gpu(capability), {}, kernels());
+    EXPECT_EQ(!info.kernel.empty(), runs_on(built_architectures(), capability)) << capability;
+    for (const KernelReport& report : info.kernels) {
       EXPECT_EQ(report.supported, report.reason.empty()) << report.kernel;
     }
   }
