@@ -31,6 +31,7 @@ namespace {
 constexpr int kColumns = 32;
 constexpr int kRowGroups = 8;
 constexpr int kThreads = kColumns * kRowGroups;
+constexpr int kBlocksPerMultiprocessor = 4;
 constexpr std::int64_t kMostRows = 4096;  // 3 rows of floats in 48 KB of shared memory
 
 using Cell = StateTile<PlainSum, 1, 1>;
@@ -151,8 +152,9 @@ __device__ float step_normalizer(const Problem& p, const Place& at, const float*
   return sum_block(part, partial);
 }
 
+// Left to itself the compiler spills to fit more blocks on a multiprocessor than one token ever fills.
 template <Update kUpdate>
-__global__ void __launch_bounds__(kThreads) step(const __grid_constant__ Params params, std::int64_t t) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) step(const __grid_constant__ Params params, std::int64_t t) {
   extern __shared__ float rows[];
   __shared__ float partial[kThreads];
   const Problem& p = params.problem;
