@@ -4,6 +4,7 @@
 #include "api/check.h"
 #include "api/device.h"
 #include "api/dispatch.h"
+#include "api/forward.h"
 #include "delta_attention/delta_attention.h"
 
 namespace delta_attention {
@@ -16,18 +17,34 @@ int thread_count(const Execution& execution) {
   return execution.threads > 0 ? execution.threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
+void run(const Kernel& kernel, const Settings& settings, const Problem& problem, const ForwardArgs& args,
+         const Execution& execution) {
+  const int threads = thread_count(execution);
+  const DeviceProperties& device = device_properties(problem.device);
+  const DeviceGuard guard(problem.device);
+  if (execution.check_values) check_values(args, problem);
+  if (problem.sequences == 0) return;
+  const Workspace workspace(kernel.workspace(problem, device, settings), execution, problem.device);
+  kernel.launch({problem, args, device, workspace.data(), execution.stream, threads, settings});
+}
+
 }  // namespace
 
 void delta_attention_forward(const ForwardArgs& args, const Execution& execution) {
   const Problem problem = check(args);
-  const int threads = thread_count(execution);
+  const auto [kernel, settings] = require_kernel(problem, device_properties(problem.device), execution);
+  run(*kernel, settings, problem, args, execution);
+}
+
+void forward_with(const Kernel& kernel, const ForwardArgs& args, const Execution& execution) {
+  const Problem problem = check(args);
+  const Settings settings = parse_settings(execution.settings, kernel.name, kernel.settings());
   const DeviceProperties& device = device_properties(problem.device);
-  const auto [kernel, settings] = require_kernel(problem, device, execution);
-  const DeviceGuard guard(problem.device);
-  if (execution.check_values) check_values(args, problem);
-  if (problem.sequences == 0) return;
-  const Workspace workspace(kernel->workspace(problem, device, settings), execution, problem.device);
-  kernel->launch({problem, args, device, workspace.data(), execution.stream, threads, settings});
+  const std::string reason = kernel.device == problem.device.type ? kernel.unsupported(problem, device, settings)
+                                                                  : "the tensors are on another device";
+  if (!reason.empty())
+    throw Unsupported(std::string("kernel '") + kernel.name + "' cannot run this problem: " + reason);
+  run(kernel, settings, problem, args, execution);
 }
 
 std::size_t delta_attention_workspace(const ForwardArgs& args, const Execution& execution) {
