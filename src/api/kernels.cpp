@@ -8,7 +8,9 @@ extern const Kernel cpu_sequential_kernel;
 extern const Kernel cpu_chunkwise_kernel;
 #if defined(DELTA_ATTENTION_WITH_CUDA)
 extern const Kernel step_loop_kernel;
+extern const Kernel chunked_baseline_kernel;
 extern const Kernel chunk_pipeline_kernel;
+extern const Kernel chunk_pipeline_compensated_kernel;
 #endif
 
 const std::vector<const Kernel*>& kernels() {
@@ -18,7 +20,9 @@ const std::vector<const Kernel*>& kernels() {
     &cpu_chunkwise_kernel,
 #if defined(DELTA_ATTENTION_WITH_CUDA)
     &step_loop_kernel,
+    &chunked_baseline_kernel,
     &chunk_pipeline_kernel,
+    &chunk_pipeline_compensated_kernel,
 #endif
   };
   return list;

@@ -2,10 +2,11 @@
 
 // How a running sum is kept: plainly, or with a compensation that carries what rounding dropped.
 //
-// Both policies offer the same three operations on their Value: add(x), scale(a) and value(). A schedule is written once
-// against them; V1 and V3 take Plain, V2 and V4 take Compensated.
+// Both policies offer the same operations: add(x), add_product(x, y), scale(a) and value(); and part(i) of kParts numbers, for
+// schedules that hand a sum from one thread to another. A schedule is written once against them; V1 and V3 take PlainSum, V2 and V4
+// take CompensatedSum.
 //
-// Compensated is Kahan summation built on two-sum, which is exact whatever the magnitudes (Knuth; Ogita, Rump and Oishi 2005). The
+// CompensatedSum is Kahan summation built on two-sum, which is exact whatever the magnitudes (Knuth; Ogita, Rump and Oishi 2005). The
 // error of each step goes into the next term, so that the compensation stays within half an ulp of the sum and its own roundings
 // do not pile up. scale() carries the product's rounding error with an exact product by FMA.
 // The compiler must neither contract nor reassociate these steps: on the GPU they are intrinsics that it may not touch, on
@@ -48,7 +49,11 @@ DELTA_ATTENTION_HOST_DEVICE float fused_mul_add(float a, float b, float c) {
 }
 
 struct PlainSum {
+  static constexpr int kParts = 1;
   float sum = 0.0f;
+
+  DELTA_ATTENTION_HOST_DEVICE float& part(int) { return sum; }
+  DELTA_ATTENTION_HOST_DEVICE float part(int) const { return sum; }
 
   DELTA_ATTENTION_HOST_DEVICE void set(float value) { sum = value; }
   DELTA_ATTENTION_HOST_DEVICE float value() const { return sum; }
@@ -58,8 +63,12 @@ struct PlainSum {
 };
 
 struct CompensatedSum {
+  static constexpr int kParts = 2;
   float sum = 0.0f;
   float compensation = 0.0f;  // the true sum is sum + compensation
+
+  DELTA_ATTENTION_HOST_DEVICE float& part(int index) { return index == 0 ? sum : compensation; }
+  DELTA_ATTENTION_HOST_DEVICE float part(int index) const { return index == 0 ? sum : compensation; }
 
   DELTA_ATTENTION_HOST_DEVICE void set(float value) {
     sum = value;

@@ -1,13 +1,14 @@
 // The chunk pipeline's device code on host threads: its numbers against the oracle without a GPU, and, built with ThreadSanitizer,
 // every access to shared memory that no barrier orders. One chain after another, so the hand-off between running blocks is not
-// played here; the GPU tests do that.
+// played here; the GPU tests do that. Also played: the chunked baseline's use of the same stages, and what compensation is for.
 
 #include "emulated/gpu_threads.h"
 // The stand-ins come first.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <memory>
+#include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "api/check.h"
 #include "cuda/delta/chunk_pipeline_stages.cuh"
@@ -20,42 +21,54 @@ using namespace chunk_pipeline_stages;
 
 constexpr int kRunTokens = 16;
 
-/// One block as the kernel runs it, between its waits.
+/// Memory of a block's own, as uninitialised as the GPU's.
 template <class P>
-void run_one(const Problem& p, const RowAccess& access, const Block& block, float* shared_memory, float* handoff) {
-  run_block(kThreads, [&] {
-    const SharedRun<P> shared(shared_memory, kRunTokens);
-    prepare_run(p, access, block, shared);
-    step_run(p, block, shared, handoff);
-    __syncthreads();
-    store_outputs(p, block, shared);
-  });
+struct BlockMemory {
+  std::vector<float4> memory{(SharedRun<P>::bytes(kRunTokens) + sizeof(float4) - 1) / sizeof(float4)};
+  SharedRun<P> run() { return {reinterpret_cast<float*>(memory.data()), kRunTokens}; }
+};
+
+/// A sequence's runs one after another, each in its own block, for one value head and slice of columns.
+template <class P>
+void run_chain(const Problem& p, std::int64_t n, std::int64_t chain, std::int64_t slices) {
+  const RowAccess access = row_access_of<P>(p);
+  std::vector<float> handoff(P::kHandoffFloats);
+  const std::int64_t length = p.sequence(n).length;
+  for (std::int64_t index = 0; index == 0 || index * kRunTokens < length; ++index) {
+    const Block block = block_of<P>(p, n, index, kRunTokens, chain, slices);
+    BlockMemory<P> memory;
+    run_block(kThreads, [&] {
+      const SharedRun<P> shared = memory.run();
+      prepare_run(p, access, block, shared);
+      step_run(p, block, shared, handoff.data());
+      __syncthreads();
+      store_outputs(p, block, shared);
+    });
+  }
 }
 
-/// A sequence's runs one after another, for one value head and slice of columns.
+/// The same as the chunked baseline does it: the state comes in and goes out in launches of no tokens, and each stage is a launch.
 template <class P>
-void run_chain(const Problem& p, std::int64_t n, std::int64_t value_head, std::int64_t first_column) {
-  constexpr int kPerLane = P::kKeyTile / kWarpSize;
-  const RowAccess access = {reads_in_pieces(p.q, p.key_dim, kPerLane), reads_in_pieces(p.k, p.key_dim, kPerLane),
-                            p.gate == Gate::channel && reads_in_pieces(p.log_decay, p.key_dim, kPerLane)};
-  std::vector<float> handoff(P::kKeyTile * (P::kSlice + 1));
-  const Sequence sequence = p.sequence(n);
-  for (std::int64_t start = 0; start == 0 || start < sequence.length; start += kRunTokens) {
-    const std::int64_t left = sequence.length - start;
-    Block block;
-    block.sequence = n;
-    block.batch = sequence.batch;
-    block.first_token = sequence.begin + start;
-    block.tokens = static_cast<int>(std::min<std::int64_t>(left, kRunTokens));
-    block.value_head = value_head;
-    block.first_column = first_column;
-    block.columns = static_cast<int>(std::min<std::int64_t>(p.value_dim - first_column, P::kSlice));
-    block.first_run = start == 0;
-    block.last_run = left <= kRunTokens;
-    // Fresh memory for every block, as uninitialised as the GPU's.
-    std::vector<float4> shared_memory((SharedRun<P>::bytes(kRunTokens) + sizeof(float4) - 1) / sizeof(float4));
-    run_one<P>(p, access, block, reinterpret_cast<float*>(shared_memory.data()), handoff.data());
+void run_chain_in_launches(const Problem& p, std::int64_t n, std::int64_t chain, std::int64_t slices) {
+  const RowAccess access = row_access_of<P>(p);
+  std::vector<float> state(P::kHandoffFloats);
+  BlockMemory<P> memory;
+  const auto pass_state = [&](bool first) {
+    Block block = block_of<P>(p, n, 0, kRunTokens, chain, slices);
+    block.tokens = 0;
+    block.first_run = first;
+    block.last_run = !first;
+    run_block(kThreads, [&] { step_run(p, block, memory.run(), state.data()); });
+  };
+  pass_state(true);
+  for (std::int64_t index = 0; index * kRunTokens < p.sequence(n).length; ++index) {
+    Block block = block_of<P>(p, n, index, kRunTokens, chain, slices);
+    block.first_run = block.last_run = false;
+    run_block(kThreads, [&] { prepare_run(p, access, block, memory.run()); });
+    run_block(kThreads, [&] { step_run(p, block, memory.run(), state.data()); });
+    run_block(kThreads, [&] { store_outputs(p, block, memory.run()); });
   }
+  pass_state(false);
 }
 
 template <class P>
@@ -75,26 +88,26 @@ class EmulatedChunkPipeline : public ::testing::Test {
     return c;
   }
 
-  void expect_matches_oracle(const Case& c) {
+  using RunChain = void (*)(const Problem&, std::int64_t, std::int64_t, std::int64_t);
+
+  void expect_matches_oracle(const Case& c, RunChain run = run_chain<P>) {
     SCOPED_TRACE(c.describe());
     const Inputs inputs = make_inputs(c, random);
     Call call(inputs, cpu());
     const Problem problem = check(call.args);
+    const std::int64_t slices = ceil_div(problem.value_dim, P::kSlice);
     for (std::int64_t n = 0; n < problem.sequences; ++n) {
-      for (std::int64_t head = 0; head < problem.value_heads; ++head) {
-        for (std::int64_t column = 0; column < problem.value_dim; column += P::kSlice) {
-          run_chain<P>(problem, n, head, column);
-        }
-      }
+      for (std::int64_t chain = 0; chain < problem.value_heads * slices; ++chain) run(problem, n, chain, slices);
     }
     expect_matches(inputs, call.outputs(), oracle(inputs));
   }
 };
 
-using Policies = ::testing::Types<Policy<Update::delta, Gate::channel, PlainSum, 64, 32>,
-                                  Policy<Update::delta, Gate::scalar, PlainSum, 128, 16>,
-                                  Policy<Update::additive, Gate::channel, PlainSum, 128, 16>,
-                                  Policy<Update::delta, Gate::channel, PlainSum, 256, 16>>;
+using Policies = ::testing::Types<
+    Policy<Update::delta, Gate::channel, PlainSum, 64, 32>, Policy<Update::delta, Gate::scalar, PlainSum, 128, 16>,
+    Policy<Update::additive, Gate::channel, PlainSum, 128, 16>, Policy<Update::delta, Gate::channel, PlainSum, 256, 16>,
+    Policy<Update::additive, Gate::scalar, CompensatedSum, 64, 16>,
+    Policy<Update::delta, Gate::channel, CompensatedSum, 128, 32>>;
 TYPED_TEST_SUITE(EmulatedChunkPipeline, Policies);
 
 TYPED_TEST(EmulatedChunkPipeline, EveryDType) {
@@ -127,6 +140,65 @@ TYPED_TEST(EmulatedChunkPipeline, PackedSequences) {
   Case c = this->ordinary(DType::f16);
   c.cu_seqlens = {0, 0, 3, 21};
   this->expect_matches_oracle(c);
+}
+
+using EmulatedChunkedBaseline = EmulatedChunkPipeline<Policy<Update::delta, Gate::channel, PlainSum, 64, 16>>;
+
+TEST_F(EmulatedChunkedBaseline, PackedSequences) {
+  Case c = ordinary(DType::f32);
+  c.recurrence.normalize = true;
+  c.qk_l2norm = false;
+  c.cu_seqlens = {0, 0, 3, 21};
+  expect_matches_oracle(c, run_chain_in_launches<Policy<Update::delta, Gate::channel, PlainSum, 64, 16>>);
+}
+
+/// What a normaliser of positive keys without decay is off after T tokens, relative to its size: the root mean square over channels and
+/// the worst. Two runs, so that the hand-off counts.
+template <class Sum>
+struct NormalizerError {
+  double typical = 0, worst = 0;
+
+  explicit NormalizerError(const Inputs& inputs) {
+    using P = Policy<Update::additive, Gate::scalar, Sum, 64, 16>;
+    const int run_tokens = static_cast<int>(inputs.problem.tokens / 2);
+    Call call(inputs, cpu());
+    const Problem problem = check(call.args);
+    std::vector<float4> memory(SharedRun<P>::bytes(run_tokens) / sizeof(float4) + 1);
+    std::vector<float> handoff(P::kHandoffFloats);
+    const SharedRun<P> shared(reinterpret_cast<float*>(memory.data()), run_tokens);
+    for (int index = 0; index < 2; ++index) {
+      std::copy_n(&inputs.k.values[static_cast<std::size_t>(index * run_tokens * P::kKeyTile)],
+                  run_tokens * P::kKeyTile, shared.k);
+      std::fill_n(shared.decay_end, run_tokens / kMicroChunk, 1.0f);
+      const Block block = block_of<P>(problem, 0, index, run_tokens, 0, 1);
+      run_block(kWarpSize, [&] { normalize_run(problem, block, shared, run_tokens / kMicroChunk, handoff.data()); });
+    }
+    const Array z = call.outputs().final_normalizer;
+    for (std::size_t channel = 0; channel < P::kKeyTile; ++channel) {
+      double truth = 0;
+      for (std::size_t i = channel; i < inputs.k.values.size(); i += P::kKeyTile) truth += inputs.k.values[i];
+      const double error = std::fabs(z.values[channel] / truth - 1);
+      typical += error * error / P::kKeyTile;
+      worst = std::max(worst, error);
+    }
+    typical = std::sqrt(typical);
+  }
+};
+
+// A compensated sum of T positive terms: each step rounds a term and the compensation to one number, T roundings of 2^-24 of the terms
+// and of 2^-24 of compensations, which are 2^-24 of the sum at most; and value() rounds once. Hence the bound, which T enters with 2^-48
+// only. A plain sum rounds the whole sum T times.
+TEST(Emulated, CompensatedNormalizerIsRoundedLikeOneNumber) {
+  Random random = random_for("CompensatedNormalizer");
+  Case c;
+  c.recurrence = {Update::additive, Gate::scalar, true};
+  c.tokens = 4096;
+  c.key_dim = 64;
+  Inputs inputs = make_inputs(c, random);
+  for (float& key : inputs.k.values) key = static_cast<float>(uniform(random, 0, 1));
+  const double bound = 0x1p-24 * (2 + 0x1p-24 * static_cast<double>(c.tokens));
+  EXPECT_LE(NormalizerError<CompensatedSum>(inputs).worst, bound);
+  EXPECT_GT(NormalizerError<PlainSum>(inputs).typical, bound) << "a case where nothing is to be gained proves nothing";
 }
 
 }  // namespace

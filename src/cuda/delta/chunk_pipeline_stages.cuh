@@ -1,7 +1,7 @@
 #pragma once
 
-// The stages of the chunk pipeline (chunk_pipeline.cu tells their story): what one block does to one run of tokens, as functions
-// that are tested one by one. All of them are called by every thread of the block, or by whole warps where it says so.
+// The stages of the chunk pipeline (chunk_pipeline_kernel.cuh tells their story): what one block does to one run of tokens, as
+// functions that are tested one by one. All of them are called by every thread of the block, or by whole warps where it says so.
 
 #include <cstdint>
 #include <type_traits>
@@ -32,14 +32,55 @@ struct Policy {
   static constexpr int kStepWarps = kSlice / kColumnLanes;    // the other warps help to load and prepare only
   static constexpr int kRows = kKeyTile / kRowLanes;          // rows that a lane holds
   static constexpr int kBlocksPerMultiprocessor = kKeyTile <= 128 ? 2 : 1;
+  static constexpr bool kPlaceInShared = Sum::kParts > 1;  // what a block is about, where the state needs the registers
   static_assert(kStepWarps <= kWarps && kRows % 4 == 0, "lanes read four rows at once");
   using Tile = StateTile<Sum, kRows, 1>;
+  // What passes between runs: the parts of the slice's cells, then those of the normaliser.
+  static constexpr int kStateFloats = Sum::kParts * kKeyTile * kSlice;
+  static constexpr int kHandoffFloats = kStateFloats + Sum::kParts * kKeyTile;
 };
+
+constexpr std::int64_t kMostKeys = 256;
+
+namespace detail {
+
+template <class Sum, int kWidestSlice, Update kUpdate, Gate kGate, class Use>
+auto with_tiles(std::int64_t key_dim, int slice, const Use& use) {
+  if constexpr (kWidestSlice == 32) {
+    if (slice == 32 && key_dim <= 64) return use(Policy<kUpdate, kGate, Sum, 64, 32>());
+    if (slice == 32) return use(Policy<kUpdate, kGate, Sum, 128, 32>());
+  }
+  if (key_dim <= 64) return use(Policy<kUpdate, kGate, Sum, 64, 16>());
+  if (key_dim <= 128) return use(Policy<kUpdate, kGate, Sum, 128, 16>());
+  return use(Policy<kUpdate, kGate, Sum, 256, 16>());
+}
+
+}  // namespace detail
+
+/// Calls `use` with the policy of the problem. More than 128 keys come in slices of 16 only: wider ones would run out of registers.
+template <class Sum, int kWidestSlice, class Use>
+auto with_policy(const Problem& p, int slice, const Use& use) {
+  using detail::with_tiles;
+  const bool delta = p.update == Update::delta;
+  if (p.gate == Gate::channel) {
+    return delta ? with_tiles<Sum, kWidestSlice, Update::delta, Gate::channel>(p.key_dim, slice, use)
+                 : with_tiles<Sum, kWidestSlice, Update::additive, Gate::channel>(p.key_dim, slice, use);
+  }
+  return delta ? with_tiles<Sum, kWidestSlice, Update::delta, Gate::scalar>(p.key_dim, slice, use)
+               : with_tiles<Sum, kWidestSlice, Update::additive, Gate::scalar>(p.key_dim, slice, use);
+}
 
 /// Which operands' rows may be read in pieces of several channels (reads_in_pieces).
 struct RowAccess {
   bool q, k, decay;
 };
+
+template <class P>
+RowAccess row_access_of(const Problem& p) {
+  constexpr int kPerLane = P::kKeyTile / kWarpSize;
+  return {reads_in_pieces(p.q, p.key_dim, kPerLane), reads_in_pieces(p.k, p.key_dim, kPerLane),
+          p.gate == Gate::channel && reads_in_pieces(p.log_decay, p.key_dim, kPerLane)};
+}
 
 /// The block's part of the problem.
 struct Block {
@@ -64,6 +105,13 @@ struct SharedRun {
     const int floats = run_tokens * (3 * P::kKeyTile + P::kColumnStride + kMicroChunk + 3) +
                        micro_chunks * decay_end_width() + kWarps * kMicroChunk;
     return static_cast<std::size_t>(floats) * sizeof(float);
+  }
+
+  /// The longest run of 8, 16, ... `most` tokens that fits; 0 if not even one micro-chunk does.
+  static int longest(int most, std::size_t bytes_at_most) {
+    int tokens = most;
+    while (tokens >= kMicroChunk && bytes(tokens) > bytes_at_most) tokens /= 2;
+    return tokens >= kMicroChunk ? tokens : 0;
   }
 
   __device__ SharedRun(float* memory, int run_tokens) {
@@ -238,6 +286,20 @@ struct LaneRole {
   __device__ int lane_of(int j) const { return j * P::kColumnLanes + lane % P::kColumnLanes; }
 };
 
+/// A sum as another block left it, parts `stride` floats apart.
+template <class Sum>
+__device__ __forceinline__ Sum take_over(const float* at, int stride) {
+  Sum sum;
+#pragma unroll
+  for (int part = 0; part < Sum::kParts; ++part) sum.part(part) = __ldcg(at + part * stride);
+  return sum;
+}
+template <class Sum>
+__device__ __forceinline__ void hand_on(const Sum& sum, float* at, int stride) {
+#pragma unroll
+  for (int part = 0; part < Sum::kParts; ++part) __stcg(at + part * stride, sum.part(part));
+}
+
 /// The chain's slot in the hand-off memory: element `index` of this thread, neighbouring threads' side by side.
 template <class P>
 __device__ __forceinline__ float* handoff_element(float* slot, int index) {
@@ -249,14 +311,14 @@ __device__ void load_state(const Problem& p, const Block& block, const LaneRole<
                            typename P::Tile& state) {
 #pragma unroll
   for (int r = 0; r < P::kRows; ++r) {
-    float value = 0.0f;
+    typename P::Sum cell;
     if (!block.first_run) {
-      value = __ldcg(handoff_element<P>(handoff, r));
+      cell = take_over<typename P::Sum>(handoff_element<P>(handoff, r), P::kKeyTile * P::kSlice);
     } else if (p.initial_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
-      value = p.initial_state.load(
-          p.initial_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column));
+      cell.set(p.initial_state.load(
+          p.initial_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column)));
     }
-    state.cell[r][0].set(value);
+    state.cell[r][0] = cell;
   }
 }
 
@@ -265,12 +327,13 @@ __device__ void store_state(const Problem& p, const Block& block, const LaneRole
                             const typename P::Tile& state) {
 #pragma unroll
   for (int r = 0; r < P::kRows; ++r) {
-    const float value = state.cell[r][0].value();
+    const typename P::Sum& cell = state.cell[r][0];
     if (!block.last_run) {
-      __stcg(handoff_element<P>(handoff, r), value);
+      hand_on(cell, handoff_element<P>(handoff, r), P::kKeyTile * P::kSlice);
     } else if (p.final_state.present && role.row(r) < p.key_dim && role.column < block.columns) {
       p.final_state.store(
-          p.final_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column), value);
+          p.final_state.offset(block.sequence, block.value_head, role.row(r), block.first_column + role.column),
+          cell.value());
     }
   }
 }
@@ -388,13 +451,11 @@ __device__ void normalize_run(const Problem& p, const Block& block, const Shared
 #pragma unroll
   for (int e = 0; e < kPerLane; ++e) {
     const int channel = e * kWarpSize + lane;
-    float value = 0.0f;
     if (!block.first_run) {
-      value = __ldcg(handoff + channel);
+      z[e] = take_over<typename P::Sum>(handoff + channel, P::kKeyTile);
     } else if (p.initial_normalizer.present && channel < p.key_dim) {
-      value = p.initial_normalizer.load(p.initial_normalizer.offset(block.sequence, block.value_head, channel));
+      z[e].set(p.initial_normalizer.load(p.initial_normalizer.offset(block.sequence, block.value_head, channel)));
     }
-    z[e].set(value);
   }
   for (int m = 0; m < micro_chunks; ++m) {
     const MicroChunkView chunk = shared.micro_chunk(m, 0);
@@ -416,7 +477,7 @@ __device__ void normalize_run(const Problem& p, const Block& block, const Shared
   for (int e = 0; e < kPerLane; ++e) {
     const int channel = e * kWarpSize + lane;
     if (!block.last_run) {
-      __stcg(handoff + channel, z[e].value());
+      hand_on(z[e], handoff + channel, P::kKeyTile);
     } else if (p.final_normalizer.present && block.first_column == 0 && channel < p.key_dim) {
       p.final_normalizer.store(p.final_normalizer.offset(block.sequence, block.value_head, channel), z[e].value());
     }
@@ -440,6 +501,27 @@ __device__ __forceinline__ int micro_chunks_of(const Block& block) {
   return (block.tokens + kMicroChunk - 1) / kMicroChunk;
 }
 
+/// Run `index` of a sequence, in runs of `run_tokens`; `chain` counts the slices of value head 0, then those of head 1, and so on.
+template <class P>
+__device__ __forceinline__ Block block_of(const Problem& p, std::int64_t sequence_index, std::int64_t index,
+                                          int run_tokens, std::int64_t chain, std::int64_t slices) {
+  const Sequence sequence = p.sequence(sequence_index);
+  const std::int64_t start = index * run_tokens;
+  const std::int64_t left = sequence.length - start;
+  const std::int64_t first_column = chain % slices * P::kSlice;
+  Block block;
+  block.sequence = sequence_index;
+  block.batch = sequence.batch;
+  block.first_token = sequence.begin + start;
+  block.tokens = static_cast<int>(left < run_tokens ? left : run_tokens);
+  block.value_head = chain / slices;
+  block.first_column = first_column;
+  block.columns = static_cast<int>(p.value_dim - first_column < P::kSlice ? p.value_dim - first_column : P::kSlice);
+  block.first_run = index == 0;
+  block.last_run = left <= run_tokens;
+  return block;
+}
+
 /// Everything that needs no state: what a block does before it waits.
 template <class P>
 __device__ __forceinline__ void prepare_run(const Problem& p, const RowAccess& access, const Block& block,
@@ -459,7 +541,7 @@ template <class P>
 __device__ __forceinline__ void step_run(const Problem& p, const Block& block, const SharedRun<P>& shared,
                                          float* handoff) {
   const int warp = threadIdx.x / kWarpSize, micro_chunks = micro_chunks_of(block);
-  float* handoff_normalizer = handoff + P::kKeyTile * P::kSlice;
+  float* handoff_normalizer = handoff + P::kStateFloats;
   if (p.normalize && warp == kWarps - 1) normalize_run(p, block, shared, micro_chunks, handoff_normalizer);
   if (warp >= P::kStepWarps) return;
   const LaneRole<P> role;
