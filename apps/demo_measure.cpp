@@ -3,8 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "device_memory.h"
-#include "operands.h"
+#include "owned_call.h"
 #include "slices.h"
 #include "tensor_values.h"
 
@@ -15,40 +14,7 @@ constexpr double kTimeBudgetMs = 300.0;
 constexpr int kFewestRuns = 3;
 constexpr int kMostRuns = 50;
 
-/// A call with inputs and output of its own.
-struct OwnedCall {
-  ForwardArgs args;
-  std::vector<OwnedTensor> storage;
-};
-
-template <class Copy>
-OwnedCall own(const ForwardArgs& args, Device device, Copy copy) {
-  OwnedCall call{args, {}};
-  const auto keep = [&](OwnedTensor tensor) {
-    call.storage.push_back(std::move(tensor));
-    return call.storage.back().view;
-  };
-  for (const NamedOperand& operand : input_operands()) {
-    ConstTensor& view = call.args.*operand.view;
-    if (view.present()) view = keep(copy(view));
-  }
-  call.args.out = keep(zeros(args.v, call.args.q.dtype, device));
-  return call;
-}
-
-OwnedCall as_stored(const ForwardArgs& args, Device device) {
-  return own(args, device, [&](const ConstTensor& x) { return copy_to(x, device); });
-}
-
-OwnedCall in_f32(const ForwardArgs& args, Device device) {
-  return own(args, device, [&](const ConstTensor& x) { return copy_to(converted(x, DType::f32).view, device); });
-}
-
-OwnedCall in_f64(const ForwardArgs& args) {
-  return own(args, cpu(), [](const ConstTensor& x) { return converted(x, DType::f64); });
-}
-
-std::vector<double> output_of(const OwnedCall& call) { return values_of(copy_to(call.args.out, cpu()).view); }
+std::vector<double> output_of(const OwnedCall& call) { return downloaded(call.args.out); }
 
 /// Relative error of each block of tokens; the last entry is that of all of them.
 std::vector<double> errors(const std::vector<double>& out, const std::vector<double>& exact, const ForwardArgs& args) {

@@ -18,4 +18,10 @@ class IoError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// verify found something that does not hold.
+class Breach : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 }  // namespace delta_attention::cli

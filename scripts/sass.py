@@ -21,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from sass_claims import CLAIMS
+
 ROOT = Path(__file__).resolve().parents[1]
 SKIPPED = 77
 
@@ -369,27 +371,25 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["list", "check"])
     parser.add_argument("binary", type=Path, help="program, library or object file with CUDA kernels")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the outcome there")
     arguments = parser.parse_args()
     try:
         if arguments.command == "list":
             with tempfile.TemporaryDirectory() as folder:
                 kernels, report = [k.summary() for k in read_kernels(arguments.binary, folder)], Report()
+            print_kernels(kernels)
         else:
-            from sass_claims import CLAIMS
             kernels, report = check(arguments.binary, CLAIMS)
+            print(f"Machine code: {len(kernels)} kernels, {len(report.checks)} checks, {len(report.breaches)} do not hold")
+            for c in report.breaches:
+                print(f"  {c['subject']}: {c['check']}: {c['found']}")
+        outcome, status = {"kernels": kernels, "checks": report.checks}, 1 if report.breaches else 0
     except Unavailable as reason:
-        print(json.dumps({"skipped": str(reason)}) if arguments.json else f"sass: skipped: {reason}")
-        return SKIPPED
+        print(f"Machine code: skipped: {reason}")
+        outcome, status = {"skipped": str(reason)}, SKIPPED
     if arguments.json:
-        print(json.dumps({"kernels": kernels, "checks": report.checks}, indent=1))
-    elif arguments.command == "list":
-        print_kernels(kernels)
-    else:
-        for c in report.breaches:
-            print(f"sass: BREACH: {c['check']}: {c['subject']}: {c['found']}")
-        print(f"sass: {len(kernels)} kernels, {len(report.checks)} checks, {len(report.breaches)} breaches")
-    return 1 if report.breaches else 0
+        arguments.json.write_text(json.dumps(outcome, indent=1) + "\n")
+    return status
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ Operands draw_operands(Random& random) {
   o.y = signed_power(random, -2, 2);
   switch (pick(random, 0, 3)) {
     case 0: o.x = signed_power(random, -30, 30); break;
-    case 1: o.x = -o.sum; break;                                                                   // cancels at once
+    case 1: o.x = -o.sum; break;                                                                    // cancels at once
     case 2: o.x = -o.sum / o.y * (1.0f + static_cast<float>(uniform(random, -1e-6, 1e-6))); break;  // and as a product
     default: o.x = o.sum * static_cast<float>(uniform(random, -2, 2)); break;
   }
@@ -94,7 +94,8 @@ TEST_F(Compensation, IntrinsicsPtxAndHostGiveTheSameBits) {
   for (Operation operation : kOperations) {
     const std::vector<Result> expected = host(operation);
     const int number = static_cast<int>(operation);
-    EXPECT_EQ(different_bits(on_gpu(compensated_steps::launch_intrinsics, operation, operands_), expected), 0) << number;
+    EXPECT_EQ(different_bits(on_gpu(compensated_steps::launch_intrinsics, operation, operands_), expected), 0)
+        << number;
     EXPECT_EQ(different_bits(on_gpu(compensated_steps::launch_ptx, operation, operands_), expected), 0) << number;
   }
 }
