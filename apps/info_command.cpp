@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "commands.h"
 #include "device_memory.h"
@@ -105,7 +106,11 @@ ordered_json facts() {
   facts["why_no_gpu"] = reason;
   facts["kernels"] = ordered_json::array();
   for (const KernelReport& kernel : all_kernels()) {
-    facts["kernels"].push_back({{"name", kernel.kernel}, {"summary", kernel.summary}});
+    ordered_json settings = ordered_json::array();
+    for (const Setting& setting : kernel.settings) {
+      settings.push_back({{"name", setting.name}, {"meaning", setting.meaning}, {"values", setting.values}});
+    }
+    facts["kernels"].push_back({{"name", kernel.kernel}, {"summary", kernel.summary}, {"settings", settings}});
   }
   facts["recurrences"] = ordered_json::array();
   for (const Preset& preset : kPresets) {
@@ -122,6 +127,7 @@ ordered_json dispatch_facts(const InfoOptions& options) {
                                  text_of(args.q.device));
   facts["kernel"] = info.kernel;
   facts["reason"] = info.reason;
+  facts["settings"] = info.settings;
   facts["kernels"] = ordered_json::array();
   for (const KernelReport& report : info.kernels) {
     facts["kernels"].push_back({{"name", report.kernel}, {"supported", report.supported}, {"reason", report.reason}});
@@ -130,6 +136,18 @@ ordered_json dispatch_facts(const InfoOptions& options) {
 }
 
 std::string text(const ordered_json& value) { return value.get<std::string>(); }
+
+void print_settings(const ordered_json& kernels) {
+  const char* title = "\nSettings (run --kernel NAME --settings NAME=INT,...); `delta-attention tune` measures them\n";
+  for (const ordered_json& kernel : kernels) {
+    for (const ordered_json& setting : kernel["settings"]) {
+      fmt::print("{}", std::exchange(title, ""));
+      fmt::print("  {:<28} {:<12} {:<24} {}\n", text(kernel["name"]), text(setting["name"]),
+                 fmt::format("{}", fmt::join(setting["values"].get<std::vector<int>>(), " ")),
+                 text(setting["meaning"]));
+    }
+  }
+}
 
 void print_facts(const ordered_json& facts) {
   const std::string architectures = text(facts["cuda_architectures"]);
@@ -146,6 +164,7 @@ void print_facts(const ordered_json& facts) {
   for (const ordered_json& kernel : facts["kernels"]) {
     fmt::print("  {:<20} {}\n", text(kernel["name"]), text(kernel["summary"]));
   }
+  print_settings(facts["kernels"]);
   fmt::print("\nRecurrences (run --recurrence NAME). S is the state, K x V; out = scale S^T q\n");
   for (const ordered_json& preset : facts["recurrences"]) {
     fmt::print("  {:<20} {}\n", text(preset["name"]), text(preset["formula"]));
@@ -155,7 +174,9 @@ void print_facts(const ordered_json& facts) {
 void print_dispatch(const ordered_json& facts) {
   const std::string kernel = text(facts["kernel"]);
   fmt::print("problem   {}\n", text(facts["problem"]));
-  fmt::print("kernel    {}: {}\n\n", kernel.empty() ? "none" : kernel, text(facts["reason"]));
+  fmt::print("kernel    {}: {}\n", kernel.empty() ? "none" : kernel, text(facts["reason"]));
+  if (const std::string settings = text(facts["settings"]); !settings.empty()) fmt::print("settings  {}\n", settings);
+  fmt::print("\n");
   for (const ordered_json& report : facts["kernels"]) {
     const bool supported = report["supported"].get<bool>();
     const bool chosen = text(report["name"]) == kernel;

@@ -24,6 +24,7 @@ struct RunOptions {
   std::string output;
   std::string recurrence;
   std::string kernel = "automatic";
+  std::string settings;
   std::string device = "cpu";
   std::string beta_space = "value";
   std::string gate_space = "log";
@@ -216,6 +217,7 @@ void run(const RunOptions& options) {
 
   Execution execution;
   execution.kernel = options.kernel;
+  execution.settings = options.settings;
   execution.threads = options.threads;
   execution.check_values = options.check_values;
   Outputs outputs;
@@ -263,6 +265,8 @@ void add_run_command(CLI::App& app, Work& selected) {
   command->add_option("--device", options->device, "cpu, cuda or cuda:N")->capture_default_str();
   command->add_option("--kernel", options->kernel, "A kernel's name (`delta-attention info` lists them)")
       ->capture_default_str();
+  command->add_option("--settings", options->settings,
+                      "NAME=INT,NAME=INT: settings of that kernel (`delta-attention info` lists them)");
   command->add_option("--scale", options->scale, "Factor of the output (default: 1/sqrt(K))");
   command->add_flag("--l2norm", options->l2norm, "Scale every q and k to unit length first");
   command->add_option("--beta-space", options->beta_space, "What beta holds: itself, or a logit")

@@ -133,9 +133,9 @@ typedef struct delta_attention_c_execution {
 /* Texts that belong to the library and to the calling thread, good until its next call of delta_attention_c_dispatch_info. */
 typedef struct delta_attention_c_dispatch {
   size_t struct_size;
-  const char* kernel;  /* the kernel that would run; "" if none can */
-  const char* reason;  /* why this one */
-  const char* kernels; /* every kernel of this build, one a line: "name: ok" or "name: why not" */
+  const char* kernel;   /* the kernel that would run; "" if none can */
+  const char* reason;   /* why this one */
+  const char* kernels;  /* every kernel of this build, one a line: "name: ok" or "name: why not" */
   const char* settings; /* what the caller or the tuned table chose for it, "name=int,name=int" */
 } delta_attention_c_dispatch;
 
