@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -78,11 +77,6 @@ struct Result {
   Exact exact;
   std::vector<Measurement> measurements;
 };
-
-std::string default_data() {
-  const char* folder = std::getenv("DELTA_ATTENTION_DATA_DIR");
-  return fmt::format("{}/minilm_attention.safetensors", folder != nullptr ? folder : DELTA_ATTENTION_DATA_DIR);
-}
 
 ConstTensor require(const SafetensorsFile& file, const std::string& name) {
   const ConstTensor tensor = file.find(name);
@@ -300,7 +294,7 @@ void write_json(const std::string& path, const SafetensorsFile& file, const std:
 }
 
 void demo(const DemoOptions& options) {
-  const SafetensorsFile file(options.data.empty() ? default_data() : options.data);
+  const SafetensorsFile file(options.data.empty() ? shipped_data() : options.data);
   const std::vector<Case> cases = cases_of(file);
   std::string why_no_gpu;
   const std::vector<Device> devices = devices_of(options.device, why_no_gpu);

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <new>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "errors.h"
 
 #if defined(DELTA_ATTENTION_WITH_CUDA)
+#include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -114,6 +117,8 @@ double time_cuda_ms(int index, const std::function<void()>& work) {
   return ms;
 }
 
+void mark_profiled(bool begins) { begins ? cudaProfilerStart() : cudaProfilerStop(); }
+
 #else
 
 [[noreturn]] void no_cuda() {
@@ -124,6 +129,7 @@ void free_cuda(void*) {}
 void copy_cuda(void*, const void*, std::size_t) { no_cuda(); }
 void zero_cuda(void*, std::size_t) { no_cuda(); }
 double time_cuda_ms(int, const std::function<void()>&) { no_cuda(); }
+void mark_profiled(bool) {}
 
 #endif
 
@@ -158,9 +164,23 @@ std::vector<GpuFacts> list_gpus(std::string& reason) {
   return gpus;
 }
 
+GpuSoftware gpu_software() {
+  const auto text = [](int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); };
+  int runtime = 0, served = 0;
+  require_success(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  require_success(cudaDriverGetVersion(&served), "cudaDriverGetVersion");
+  // The version of the kernel driver; the CUDA runtime only tells the CUDA version that the driver serves.
+  std::ifstream file("/sys/module/nvidia/version");
+  std::string driver;
+  if (!(file >> driver)) driver = "serves CUDA " + text(served);
+  return {driver, text(runtime)};
+}
+
 std::string cuda_architectures() { return DELTA_ATTENTION_CUDA_ARCHITECTURES; }
 
 #else
+
+GpuSoftware gpu_software() { return {}; }
 
 std::vector<GpuFacts> list_gpus(std::string& reason) {
   reason = "this build has no CUDA kernels (configure with -DDELTA_ATTENTION_CUDA=ON)";
@@ -219,11 +239,37 @@ OwnedTensor copy_to(const ConstTensor& contiguous, Device device) {
   return result;
 }
 
+OwnedTensor repeated(const ConstTensor& block, const ConstTensor& like, Device device) {
+  OwnedTensor result = uninitialized(like, block.dtype, device);
+  auto* begin = static_cast<char*>(result.buffer.data());
+  const std::size_t bytes = result.buffer.bytes();
+  // What is filled already is the source of the next copy, so that their number is the logarithm of the size.
+  const void* source = block.data;
+  for (std::size_t done = 0, next = bytes_of(block, block.dtype); done < bytes; next = done, source = begin) {
+    next = std::min(next, bytes - done);
+    if (device.type == DeviceType::cpu) {
+      std::memcpy(begin + done, source, next);
+    } else {
+      copy_cuda(begin + done, source, next);
+    }
+    done += next;
+  }
+  return result;
+}
+
 double time_ms(Device device, const std::function<void()>& work) {
   if (device.type == DeviceType::cuda) return time_cuda_ms(device.index, work);
   const auto begin = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+ProfiledRange::ProfiledRange(Device device) : device_(device) {
+  if (device_.type == DeviceType::cuda) mark_profiled(true);
+}
+
+ProfiledRange::~ProfiledRange() {
+  if (device_.type == DeviceType::cuda) mark_profiled(false);
 }
 
 }  // namespace delta_attention::cli

@@ -24,6 +24,13 @@ struct GpuFacts {
 /// The GPUs of this machine. `reason` says why there are none.
 std::vector<GpuFacts> list_gpus(std::string& reason);
 
+/// "none" without CUDA.
+struct GpuSoftware {
+  std::string driver = "none";
+  std::string cuda = "none";  // version of the runtime that the program was built with
+};
+GpuSoftware gpu_software();
+
 /// What this build was compiled for: "" without CUDA.
 std::string cuda_architectures();
 
@@ -57,7 +64,22 @@ OwnedTensor zeros(const ConstTensor& like, DType dtype, Device device);
 /// A contiguous tensor copied to `device`.
 OwnedTensor copy_to(const ConstTensor& contiguous, Device device);
 
+/// A contiguous tensor with the shape of `like`, filled with the elements of a contiguous CPU tensor over and over.
+OwnedTensor repeated(const ConstTensor& block, const ConstTensor& like, Device device);
+
 /// Runs `work` on the device and waits for it; milliseconds, by CUDA events on a GPU.
 double time_ms(Device device, const std::function<void()>& work);
+
+/// While one lives, profilers that wait for it (ncu --profile-from-start off) look at a GPU's work.
+class ProfiledRange {
+ public:
+  explicit ProfiledRange(Device device);
+  ~ProfiledRange();
+  ProfiledRange(const ProfiledRange&) = delete;
+  ProfiledRange& operator=(const ProfiledRange&) = delete;
+
+ private:
+  Device device_;
+};
 
 }  // namespace delta_attention::cli

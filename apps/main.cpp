@@ -12,7 +12,7 @@
 namespace delta_attention::cli {
 namespace {
 
-enum ExitCode { kOk = 0, kUsage = 1, kBadInput = 2, kUnsupported = 3, kIo = 4, kInternal = 5 };
+enum ExitCode { kOk = 0, kUsage = 1, kBadInput = 2, kUnsupported = 3, kIo = 4, kInternal = 5, kBreach = 6 };
 
 constexpr const char* kDescription =
     "Linear and delta attention on CPU and GPU (version " DELTA_ATTENTION_VERSION
@@ -24,6 +24,8 @@ constexpr const char* kFooter =
     "  delta-attention demo                    every kernel of this machine on real data: errors and times\n"
     "  delta-attention info                    devices, kernels and recurrences\n"
     "  delta-attention run --help              your own tensors, from a safetensors file\n"
+    "  delta-attention verify                  whether this build is right on this machine\n"
+    "  delta-attention error-growth --quick    what rounding does to long sequences, kernel by kernel\n"
     "\n"
     "Exit codes:\n"
     "  0  done\n"
@@ -31,7 +33,8 @@ constexpr const char* kFooter =
     "  2  the input file or the arguments are wrong (the message names the tensor, what was expected and what came)\n"
     "  3  legal, but not possible here: no such device or kernel, or not enough memory\n"
     "  4  a file could not be opened, read or written (missing, no permission, no space)\n"
-    "  5  an internal error";
+    "  5  an internal error\n"
+    "  6  verify: something does not hold that should (the report says what)";
 
 int report(ExitCode code, const char* what) {
   std::fprintf(stderr, "delta-attention: %s\n", what);
@@ -44,6 +47,8 @@ int run(const Work& work) {
     work();
     if (std::fflush(stdout) != 0) return report(kIo, "standard output could not be written");
     return kOk;
+  } catch (const Breach& error) {
+    return report(kBreach, error.what());
   } catch (const BadInput& error) {
     return report(kBadInput, error.what());
   } catch (const InvalidArgument& error) {
@@ -72,6 +77,10 @@ int run_program(int argc, char** argv) {
   add_run_command(app, selected);
   add_info_command(app, selected);
   add_demo_command(app, selected);
+  add_verify_command(app, selected);
+  add_call_command(app, selected);
+  add_error_growth_command(app, selected);
+  add_tune_command(app, selected);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

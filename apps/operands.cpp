@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "errors.h"
 
@@ -94,6 +95,11 @@ void regroup_heads(ForwardArgs& args, std::int64_t heads) {
   regroup(args.k, "k", heads);
   regroup(args.v, "v", value_heads);
   regroup(args.log_decay, "log_decay", value_heads);
+}
+
+std::string shipped_data() {
+  const char* folder = std::getenv("DELTA_ATTENTION_DATA_DIR");
+  return fmt::format("{}/minilm_attention.safetensors", folder != nullptr ? folder : DELTA_ATTENTION_DATA_DIR);
 }
 
 std::string describe(const ConstTensor& x) {

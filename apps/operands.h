@@ -28,6 +28,9 @@ void read_operands(const SafetensorsFile& file, const OperandNames& names, Forwa
 /// memory, become the channels of one. Throws BadInput if they do not divide.
 void regroup_heads(ForwardArgs& args, std::int64_t heads);
 
+/// The path of the shipped activations, minilm_attention.safetensors.
+std::string shipped_data();
+
 /// The input operands of a call, with their names: q, k, v, ...
 struct NamedOperand {
   const char* name;

@@ -16,8 +16,9 @@ def git(*arguments):
 
 
 def checkout_commit(allow_dirty):
-    """The checkout's commit. Results and the page made from them may be uncommitted, nothing else."""
-    dirty = git("status", "--porcelain", "--", ".", ":!bench/results", ":!docs/performance.md")
+    """The checkout's commit. Results and the pages made from them may be uncommitted, nothing else."""
+    dirty = git("status", "--porcelain", "--", ".", ":!bench/results", ":!docs/performance.md",
+                ":!docs/numerics.md")
     if not dirty:
         return git("rev-parse", "HEAD")
     if not allow_dirty:

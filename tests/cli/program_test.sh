@@ -66,7 +66,7 @@ out=$folder/out.safetensors
 test_help() {
   run 0 --help
   says "Exit codes"
-  for command in run info demo; do
+  for command in run info demo verify call error-growth tune; do
     run 0 $command --help
     says "Examples:"
     says "delta-attention $command"
@@ -106,6 +106,10 @@ test_info() {
 }
 
 test_run() {
+  run 2 run "$data" "$out" --recurrence kda --kernel cpu_chunkwise --settings rows=8
+  complains "the kernel 'cpu_chunkwise' has no settings"
+  run 2 run "$data" "$out" --recurrence kda --settings rows=8
+  complains "by name"
   run 0 run "$data" "$out" --recurrence kda --l2norm --final-state
   says "out f16 [1,1024,12,32], final_state f32 [1,12,32,32]"
   says "q k v log_decay beta"
@@ -262,6 +266,115 @@ test_demo() {
   sed 's/1,64,1,2/1,32,2,2/' "$folder/small" >"$folder/wrong"
   run 2 demo --data "$folder/wrong"
   complains "$folder/wrong: v: expected V >= 1 and HV a multiple of H = 2, got [1,64,1,2]"
+}
+
+test_error_growth() {
+  run 0 error-growth --quick --csv "$folder/growth.csv" --json "$folder/growth.json"
+  for text in seed additive retention delta_above_2 activations v4_on_chip_compensated cpu_chunkwise bf16; do says "$text"; done
+  # 9 regimes, 3 types, 6 kernels, 4 lengths; outputs and states everywhere, normalisers in one regime.
+  true_that test "$(grep -cE '^[a-z0-9_]+,(f32|f16|bf16),[a-z0-9_]+,[a-z0-9:]+,[0-9]+,[a-z]+(,[0-9.e+-]+){3}$' "$folder/growth.csv")" \
+    -eq $((9 * 3 * 6 * 4 * 2 + 3 * 6 * 4))
+  true_that test "$(wc -l <"$folder/growth.csv")" -eq $((9 * 3 * 6 * 4 * 2 + 3 * 6 * 4 + 1))
+  if command -v python3 >/dev/null; then
+    true_that python3 - "$folder/growth.json" <<'END'
+import json, sys
+results = json.load(open(sys.argv[1]))
+assert results["context"]["seed"] and results["context"]["repeats"] == 1, results["context"]
+assert len(results["regimes"]) == 9 and len(results["rows"]) == 9 * 3 * 6 * 4
+assert all(0 < row[quantity]["relative"] < 1e-2 for row in results["rows"] for quantity in ("out", "state"))
+fitted = [(fit["regime"], fit["dtype"], fit["kernel"], fit["quantity"], fit["metric"]) for fit in results["fits"]
+          if fit["quantity"] != "normalizer"]  # a sum of few 16-bit keys is exact: nothing to fit
+assert len(set(fitted)) == len(fitted) == 9 * 2 * 3 * 6 * 2, len(fitted)
+assert all(fit[law]["residual"] >= 0 for fit in results["fits"] for law in ("power", "logarithm"))
+END
+  fi
+  # The same seed gives the same numbers, whatever else is measured.
+  run 0 error-growth --quick --seed 7 --regimes delta kda --csv "$folder/a.csv"
+  says "seed 7"
+  run 0 error-growth --quick --seed 7 --regimes delta --dtypes f32 --csv "$folder/b.csv"
+  true_that test "$(grep -c ^delta,f32 "$folder/a.csv")" -eq 48
+  grep -E '^(regime|delta,f32)' "$folder/a.csv" >"$folder/c.csv"
+  true_that cmp -s "$folder/b.csv" "$folder/c.csv"
+  run 0 error-growth --tokens-to 1000 --repeats 2 --dim 8 --heads 2 --regimes retention --device cpu
+  says "T=512"
+  run 1 error-growth --regimes nonsense
+  complains "gdn_slow"
+  run 1 error-growth --dtypes f64
+  run 1 error-growth --tokens-to 100
+  run 1 error-growth --repeats 0
+  run 2 error-growth --quick --device tpu
+  run 3 error-growth --quick --device cuda:999
+  run 4 error-growth --quick --data "$folder/nothing"
+  run 4 error-growth --quick --regimes delta --dtypes f32 --json "$folder/no/such/folder"
+}
+
+test_verify() {
+  run 0 verify --only correctness --seed 7 --json "$folder/good.json"
+  says "seed 7"
+  says "cpu_chunkwise"
+  # The decay dropped: the verifier must see it wherever there is one, and only there.
+  run 6 verify --only correctness --kernel cpu_sequential --diagnostic cpu_without_decay --json "$folder/wrong.json"
+  says "Does not hold"
+  complains "verify: "
+  if command -v python3 >/dev/null; then
+    true_that python3 - "$folder/good.json" "$folder/wrong.json" <<'END'
+import json, sys
+good, wrong = (json.load(open(path)) for path in sys.argv[1:])
+checks = good["correctness"]["checks"]
+assert good["passed"] and good["correctness"]["seed"] == 7 and checks and all(c["passed"] for c in checks)
+assert {c["problem"].split()[1] for c in checks} == {"f32", "f16", "bf16"}
+assert not wrong["passed"]
+for check in wrong["correctness"]["checks"]:
+    gated = check["problem"].split()[0] not in ("linear", "normalized_linear", "delta_net")
+    assert check["passed"] == (check["kernel"] == "cpu_sequential" or not gated), check
+END
+  fi
+  CUDA_VISIBLE_DEVICES=  # hides every GPU
+  export CUDA_VISIBLE_DEVICES
+  run 0 verify --only profile --kernel cpu_chunkwise --kernel cpu_sequential
+  says "Profile: skipped"
+  DELTA_ATTENTION_SCRIPTS_DIR=$folder
+  export DELTA_ATTENTION_SCRIPTS_DIR
+  (cd "$folder" && run 0 verify --only machine-code && says "Machine code: skipped: sass.py was not found" && exit $failures) ||
+    failures=$((failures + 1))
+  run 1 verify --only nonsense
+  run 1 verify --diagnostic cpu_sequential
+  run 3 verify --only correctness --kernel imaginary
+  complains "imaginary"
+  run 2 verify --only correctness --kernel cpu_chunkwise:tile=3
+  complains "settings"
+  run 4 verify --only profile --json "$folder/no/such/folder"
+}
+
+test_tune() {
+  # On the CPU no kernel has settings; the sweep itself is tested on an invented one.
+  run 0 tune --device cpu --output "$folder/table"
+  says "nothing to tune"
+  says "it has no settings"
+  true_that test ! -e "$folder/table"
+  run 3 tune --device cpu --kernel cpu_chunkwise
+  complains "'cpu_chunkwise' has no settings"
+  run 3 tune --kernel imaginary
+  complains "'imaginary' is not in this build"
+  run 3 tune --device cuda:999
+  run 2 tune --device tpu
+  run 2 tune --device cpu --fix flush
+  complains "NAME=INTEGER"
+  run 2 tune --device cpu --fix flush=8
+  complains "has the setting 'flush'"
+  run 1 tune --recurrence rwkv
+  run 1 tune --T 0
+  run 1 tune --keep 0
+}
+
+test_call() {
+  run 0 call --kernel cpu_chunkwise --recurrence kda --T 50 --H 1 --HV 2 --K 16 --V 24 --dtype bf16
+  says "kda bf16 B:1 T:50 H:1 HV:2 K:16 V:24"
+  run 0 call --kernel cpu_without_decay --T 50 --H 1 --repeat 1
+  says "median of 1"
+  run 3 call --kernel imaginary --T 50
+  run 2 call --H 2 --HV 3 --T 50
+  run 1 call --dtype f64
 }
 
 test_"$group"
