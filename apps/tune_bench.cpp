@@ -33,8 +33,10 @@ double relative_error(const std::vector<double>& actual, const std::vector<doubl
 /// NaN is the largest.
 double larger(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 
+/// Only settings that repeat to the last bit are tuned: a table must not take that from who has not asked for it.
 Execution execution_of(const TuneCandidate& candidate) {
   Execution execution;
+  execution.deterministic = true;
   execution.kernel = candidate.kernel;
   execution.settings = candidate.settings;
   return execution;

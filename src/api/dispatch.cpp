@@ -18,6 +18,14 @@ Settings asked_settings(const Kernel& kernel, const Execution& execution) {
   return parse_settings(execution.settings, kernel.name, kernel.settings());
 }
 
+std::string refusal_of(const Kernel& kernel, const Problem& problem, const DeviceProperties& device,
+                       const Execution& execution, const Settings& settings) {
+  if (execution.deterministic && kernel.unrepeatable != nullptr && kernel.unrepeatable(settings)) {
+    return fmt::format("with {} its last bits may differ from run to run (deterministic was asked)", settings.text());
+  }
+  return kernel.unsupported(problem, device, settings);
+}
+
 /// Tuned settings come from a similar problem. Where they do not fit this one, the kernel's own rule takes their place.
 Verdict judge(const Kernel& kernel, const Problem& problem, const DeviceProperties& device, const Execution& execution,
               const TunedTable& table) {
@@ -34,10 +42,10 @@ Verdict judge(const Kernel& kernel, const Problem& problem, const DeviceProperti
   verdict.settings = table.find(kernel, problem, device);
   const bool tuned = !verdict.settings.empty();
   verdict.settings.override_with(verdict.asked);
-  verdict.refusal = kernel.unsupported(problem, device, verdict.settings);
+  verdict.refusal = refusal_of(kernel, problem, device, execution, verdict.settings);
   if (tuned && !verdict.refusal.empty()) {
     verdict.settings = verdict.asked;
-    verdict.refusal = kernel.unsupported(problem, device, verdict.settings);
+    verdict.refusal = refusal_of(kernel, problem, device, execution, verdict.settings);
   }
   return verdict;
 }

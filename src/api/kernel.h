@@ -36,7 +36,7 @@ struct Kernel {
   const char* name;
   const char* summary;
   DeviceType device;
-  /// Results are the same to the last bit from run to run.
+  /// Results are the same to the last bit from run to run; see also `unrepeatable`.
   bool repeatable;
   /// Dispatch takes the supported kernel with the highest priority; negative means only when asked for by name.
   int priority;
@@ -46,6 +46,8 @@ struct Kernel {
   std::string (*unsupported)(const Problem&, const DeviceProperties&, const Settings&);
   std::size_t (*workspace)(const Problem&, const DeviceProperties&, const Settings&);
   void (*launch)(const Launch&);
+  /// Whether these settings make a repeatable kernel's last bits differ from run to run. Null: no setting does.
+  bool (*unrepeatable)(const Settings&) = nullptr;
 };
 
 /// Every kernel of this build.

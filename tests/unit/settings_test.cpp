@@ -132,6 +132,25 @@ TEST(Settings, TunedOnesThatDoNotFitGiveWay) {
   EXPECT_EQ(choice_of(asking("tiled", "columns=4"), tuned_to("rows=16")).settings.text(), "columns=4");
 }
 
+TEST(Settings, DeterministicRefusesThoseThatDoNotRepeat) {
+  Kernel loose = kTiled;
+  loose.unrepeatable = [](const Settings& settings) { return settings.get("columns", -1) == 4; };
+  const TunedTable tuned({{"tiled", 0, Gate::none, 64, 64, 512, 8, "rows=8,columns=4"}}, {&loose});
+  Execution execution = asking("tiled", "");
+  const auto info = [&](const TunedTable& table) {
+    return explain(problem_with(64), DeviceProperties(), execution, {&loose}, table);
+  };
+  EXPECT_EQ(info(tuned).settings, "rows=8,columns=4");
+  execution.deterministic = true;
+  EXPECT_EQ(info(tuned).kernel, "tiled");
+  EXPECT_EQ(info(tuned).settings, "");  // its own rule instead
+  execution.settings = "columns=4";
+  EXPECT_EQ(info(kNothingTuned).kernel, "");
+  EXPECT_NE(info(kNothingTuned).kernels[0].reason.find("with columns=4"), std::string::npos);
+  execution.deterministic = false;
+  EXPECT_EQ(info(kNothingTuned).settings, "columns=4");
+}
+
 TEST(Settings, AskedOnesThatDoNotFitAreARefusal) {
   const Execution execution = asking("tiled", "rows=32");
   EXPECT_EQ(choice_of(execution, kNothingTuned, 128).kernel, nullptr);
