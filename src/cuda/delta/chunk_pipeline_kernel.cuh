@@ -173,11 +173,12 @@ static __global__ void __launch_bounds__(kThreads) copy_normalizers(const __grid
 
 // -------------------------------------------------------------------------------------------------------------- kernel
 
-/// A block's run, and the place where its chain's state is handed on.
+/// What a block is about.
 struct Place {
   Block block;
-  int index;           // of the run in its chain
-  std::int64_t chain;  // among those of more than one run
+  int index;       // of the run in its chain
+  float* handoff;  // the chain's slot
+  int* progress;   // and counter
 };
 
 template <class P>
@@ -187,38 +188,30 @@ __device__ __forceinline__ Place place_of(const Params& params, std::int64_t tic
   const std::int64_t chain_in_sequence = ticket % chains_per_sequence;
   const std::int64_t chain = run.handoff * chains_per_sequence + chain_in_sequence;
   return {block_of<P>(params.problem, run.sequence, run.index, params.run_tokens, chain_in_sequence, params.slices),
-          run.index, chain};
-}
-
-template <class P>
-__device__ __forceinline__ void process_run(const Params& params, const Place& place, const SharedRun<P>& shared) {
-  const Problem& p = params.problem;
-  prepare_run(p, params.access, place.block, shared);
-  if (!place.block.first_run) wait_for(params.progress + place.chain, place.index);
-  step_run(p, place.block, shared, params.states + place.chain * params.handoff_floats);
-  if (place.block.last_run) {
-    __syncthreads();
-  } else {
-    raise(params.progress + place.chain, place.index + 1);
-  }
-  store_outputs(p, place.block, shared);
+          run.index, params.states + chain * params.handoff_floats, params.progress + chain};
 }
 
 template <class P>
 __global__ void __launch_bounds__(kThreads, P::kBlocksPerMultiprocessor)
     chunk_pipeline(const __grid_constant__ Params params) {
   extern __shared__ float4 dynamic_shared[];
+  __shared__ Place place;  // rather than in 20 registers that the state can use
   const SharedRun<P> shared(reinterpret_cast<float*>(dynamic_shared), params.run_tokens);
+  const Problem& p = params.problem;
   const std::int64_t ticket = take_ticket(params.ticket);
-  if (ticket / (params.problem.value_heads * params.slices) >= *params.run_count) return;
-  if constexpr (P::kPlaceInShared) {
-    __shared__ Place place;
-    if (threadIdx.x == 0) place = place_of<P>(params, ticket);
+  if (ticket / (p.value_heads * params.slices) >= *params.run_count) return;
+  if (threadIdx.x == 0) place = place_of<P>(params, ticket);
+  __syncthreads();
+
+  prepare_run(p, params.access, place.block, shared);
+  if (!place.block.first_run) wait_for(place.progress, place.index);
+  step_run(p, place.block, shared, place.handoff);
+  if (place.block.last_run) {
     __syncthreads();
-    process_run(params, place, shared);
   } else {
-    process_run(params, place_of<P>(params, ticket), shared);
+    raise(place.progress, place.index + 1);
   }
+  store_outputs(p, place.block, shared);
 }
 
 // ---------------------------------------------------------------------------------------------------------------- host

@@ -32,7 +32,6 @@ struct Policy {
   static constexpr int kStepWarps = kSlice / kColumnLanes;    // the other warps help to load and prepare only
   static constexpr int kRows = kKeyTile / kRowLanes;          // rows that a lane holds
   static constexpr int kBlocksPerMultiprocessor = kKeyTile <= 128 ? 2 : 1;
-  static constexpr bool kPlaceInShared = Sum::kParts > 1;  // what a block is about, where the state needs the registers
   static_assert(kStepWarps <= kWarps && kRows % 4 == 0, "lanes read four rows at once");
   using Tile = StateTile<Sum, kRows, 1>;
   // What passes between runs: the parts of the slice's cells, then those of the normaliser.
@@ -536,13 +535,12 @@ __device__ __forceinline__ void prepare_run(const Problem& p, const RowAccess& a
 }
 
 /// Takes the state over, steps it over the run and leaves it behind. `handoff` is the chain's slot: a state slice, then the
-/// normaliser.
+/// normaliser. By reference, so that a block that keeps it in shared memory reads it before and after, and has the register between.
 template <class P>
 __device__ __forceinline__ void step_run(const Problem& p, const Block& block, const SharedRun<P>& shared,
-                                         float* handoff) {
+                                         float* const& handoff) {
   const int warp = threadIdx.x / kWarpSize, micro_chunks = micro_chunks_of(block);
-  float* handoff_normalizer = handoff + P::kStateFloats;
-  if (p.normalize && warp == kWarps - 1) normalize_run(p, block, shared, micro_chunks, handoff_normalizer);
+  if (p.normalize && warp == kWarps - 1) normalize_run(p, block, shared, micro_chunks, handoff + P::kStateFloats);
   if (warp >= P::kStepWarps) return;
   const LaneRole<P> role;
   typename P::Tile state;
