@@ -55,7 +55,8 @@ def run(command, folder=None):
 # ------------------------------------------------------------------------------------------------------------- kernels
 
 # The numbers that stand for enumerators in a template's arguments.
-ENUMERATORS = {"Update": ["additive", "delta"], "Gate": ["none", "scalar", "channel"]}
+ENUMERATORS = {"Update": ["additive", "delta"], "Gate": ["none", "scalar", "channel"],
+               "Layout": ["row_major", "striped", "vectors"], "Loads": ["async_copies", "registers", "sequence_lanes"]}
 
 
 def short_name(demangled):

@@ -4,29 +4,39 @@ names that `scripts/sass.py list` prints. That no kernel spills or has a stack n
 A claim looks at a few instantiations of a template where all of them come from the same lines.
 """
 
-# The representatives of the chunk pipeline: its widest tiles.
-PIPELINE = r"^chunk_pipeline<Policy<delta, (scalar|channel), PlainSum, 128, 32>>"
+# Representatives: the chunk pipeline's tiles for 128 keys, and the on-chip kernel as the library runs it.
+PIPELINE = r"^chunk_pipeline<Policy<delta, (scalar|channel), \w+, 128, 16>>"
+ON_CHIP = r"^on_chip<Policy<\w+, (8|16), 32, vectors, async_copies, true>>"
 
 # What each rounded operation of a compensated sum must compile to: nothing merged, nothing left out.
 ROUNDED = {"file": "src/state/summation.h",
            "operations": {"rounded_add": "FADD", "rounded_sub": "FADD", "rounded_mul": "FMUL", "fused_mul_add": "FFMA"}}
 
 CLAIMS = {
-    # Blocks whose registers fit on one multiprocessor together; without a claim, one. The policies' kBlocksPerMultiprocessor.
+    # Blocks whose registers fit on one multiprocessor together; without a claim, one. The kernels' launch bounds say the same.
     "blocks": [
         {"kernel": r"^step<", "blocks": 4},
-        {"kernel": r"^chunk_pipeline<Policy<\w+, \w+, \w+, (64|128), \d+>>", "blocks": 2},
+        {"kernel": r"^(chunk_pipeline|prepare_chunk)<Policy<\w+, \w+, \w+, (64|128), \d+>>", "blocks": 2},
+        {"kernel": r"^on_chip<", "blocks": 2},
     ],
-    # 128-bit global accesses where the kernel's story claims them: cuda/device/rows.cuh copies f32 rows of 128 channels, 4 a lane,
-    # straight to shared memory.
+    # 128-bit accesses where the kernels' stories claim them.
     "wide_accesses": [
+        # f32 rows of 128 channels, 4 a lane, go straight to shared memory (cuda/device/rows.cuh).
         {"kernel": PIPELINE, "instruction": r"LDGSTS\.E\.BYPASS\.128", "at_least": 1},
+        # So do the on-chip kernel's token tiles; the sums of a group's blocks are gathered in 128 bits, too.
+        {"kernel": ON_CHIP, "instruction": r"LDGSTS\.E\.BYPASS\.128", "at_least": 1},
+        {"kernel": ON_CHIP, "instruction": r"LDG\.E\.128\.STRONG\.GPU", "at_least": 1},
     ],
-    # Address arithmetic along the sequence. A 64-bit product is three multiplications (low x low, two cross terms). A load that steps
-    # along tokens may spend one product, token x stride; a store of outputs one more multiplication.
+    # Address arithmetic along the sequence. A 64-bit product is three multiplications (low x low, two cross terms). A copy of token
+    # rows may spend one product on an access, token x stride; a store of outputs one more multiplication.
     "token_loops": [
         {"kernel": PIPELINE, "access": r"LDG|LDGSTS", "multiplications": 3},
         {"kernel": PIPELINE, "access": r"STG", "multiplications": 4},
+        {"kernel": ON_CHIP, "access": r"LDGSTS", "multiplications": 3},
     ],
-    "rounded": [],
+    # Contraction, by the lines of the operations, in the kernels that keep compensated sums.
+    "rounded": [
+        {"kernel": PIPELINE.replace(r"\w+", "CompensatedSum"), **ROUNDED},
+        {"kernel": ON_CHIP.replace(r"\w+", "CompensatedSum"), **ROUNDED},
+    ],
 }
