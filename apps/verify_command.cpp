@@ -202,20 +202,18 @@ ordered_json verify_profile(const VerifyOptions& options) {
   if (list_gpus(reason).empty()) return skipped("Profile", reason);
   RandomProblem problem = options.problem;
   problem.dtype = parse_dtype(options.dtype);
-  std::vector<std::string> arguments = {own_path()};
-  const auto add = [&](const char* option, const std::string& value) {
-    arguments.emplace_back(option);
-    arguments.push_back(value);
-  };
-  add("--recurrence", problem.recurrence);
-  add("--dtype", options.dtype);
-  const ProblemSize& n = problem.size;
-  add("--size", fmt::format("B={},T={},H={},HV={},K={},V={}", n.B, n.T, n.H, n.HV > 0 ? n.HV : n.H, n.K, n.V));
   std::vector<std::string> kernels = options.kernels;
   kernels.insert(kernels.end(), options.diagnostics.begin(), options.diagnostics.end());
   if (kernels.empty()) kernels = kernels_to_profile(problem);
-  arguments.emplace_back("--");
+  std::vector<std::string> arguments = {own_path()};
   arguments.insert(arguments.end(), kernels.begin(), kernels.end());
+  const ProblemSize& n = problem.size;
+  const std::string size =
+      fmt::format("B={},T={},H={},HV={},K={},V={}", n.B, n.T, n.H, n.HV > 0 ? n.HV : n.H, n.K, n.V);
+  for (const std::string& word : {std::string("--recurrence"), problem.recurrence, std::string("--dtype"),
+                                  options.dtype, std::string("--size"), size}) {
+    arguments.push_back(word);
+  }
   return run_script("Profile", "ncu_profile.py", arguments);
 }
 

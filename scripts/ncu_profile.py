@@ -2,6 +2,7 @@
 """Profiles kernels of `delta-attention call` with Nsight Compute's command line and checks the limits of scripts/ncu_limits.py.
 
   scripts/ncu_profile.py build/apps/delta-attention v1_chunk_pipeline v3_on_chip:flush=1 v3_on_chip:flush=8 --json before_after.json
+  scripts/ncu_profile.py build/apps/delta-attention --optimisations     every pair of scripts/optimisations.py, kept in bench/results
 
 A call's launches are profiled with cold caches and the clock left as it is (so under a profiler times are for comparison); what is
 shown is the kernel function that takes most of the time. Exit codes: 0 limits hold, 1 one does not, 77 nothing could be profiled.
@@ -10,6 +11,7 @@ shown is the kernel function that takes most of the time. Exit codes: 0 limits h
 import argparse
 import collections
 import csv
+import datetime
 import json
 import os
 import re
@@ -19,7 +21,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from measured import RESULTS, prebuilt_commit, slug
 from ncu_limits import LIMITS
+from optimisations import variants as optimisation_variants
 
 SKIPPED = 77
 MOST_LAUNCHES = 40  # of a call: a launch per token would take minutes, and its launches are all alike
@@ -285,8 +289,11 @@ def print_variants(variants):
         print(f"  {name:<44}{cells}  {stalls}")
 
 
+SIZES = {"B": 1, "T": 2048, "H": 8, "HV": 0, "K": 128, "V": 128}
+
+
 def parse_size(text):
-    size = {"B": 1, "T": 2048, "H": 8, "HV": 0, "K": 128, "V": 128}
+    size = dict(SIZES)
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         if name not in size:
@@ -296,43 +303,72 @@ def parse_size(text):
     return size
 
 
+def measured_context():
+    """What results that are kept say about where they come from."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        gpu, driver = subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip().split(", ")
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        sys.exit(f"ncu_profile: this machine shows no GPU ({error})")
+    return {"commit": prebuilt_commit(allow_dirty=False), "gpu": gpu, "driver": driver,
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+
+
+def profile_variants(program, texts, problem):
+    """[{kernel, settings, figures or skipped}]; raises Unavailable where nothing at all could be profiled."""
+    ncu = find_ncu()
+    size = {name: problem[name] for name in SIZES}
+    options = ["--recurrence", problem["recurrence"], "--dtype", problem["dtype"],
+               *(word for name, value in size.items() for word in (f"--{name}", str(value)))]
+    variants = []
+    for text in texts:
+        kernel, _, settings = text.partition(":")
+        variant = {"kernel": kernel, "settings": settings}
+        variants.append(variant)
+        print(f"ncu_profile: {text}", file=sys.stderr)
+        call = [str(program), "call", "--device", "cuda", "--repeat", "1", "--kernel", text, *options]
+        try:
+            variant["figures"] = profile(ncu, call, operand_bytes(problem["recurrence"], problem["dtype"], size))
+        except Unavailable as reason:
+            variant["skipped"] = str(reason)
+    if not any("figures" in v for v in variants):
+        raise Unavailable(variants[0]["skipped"])
+    return variants
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", type=Path, help="the program delta-attention")
-    parser.add_argument("variants", nargs="+", metavar="KERNEL[:SETTINGS]", help="for example v3_on_chip:flush=8,layout=1")
+    parser.add_argument("variants", nargs="*", metavar="KERNEL[:SETTINGS]", help="for example v3_on_chip:flush=8,layout=1")
+    parser.add_argument("--optimisations", action="store_true",
+                        help="the variants of scripts/optimisations.py, into bench/results/<gpu>/optimisations.json")
     parser.add_argument("--recurrence", default="gated_delta_net")
     parser.add_argument("--dtype", default="f32", choices=["f32", "f16", "bf16"])
-    parser.add_argument("--size", type=parse_size, default=parse_size(""), help="B=,T=,H=,HV=,K=,V= (default: 1, 2048, 8, H, 128, 128)")
+    parser.add_argument("--size", type=parse_size, default=parse_size(""),
+                        help="B=,T=,H=,HV=,K=,V= (default: 1, 2048, 8, H, 128, 128)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the outcome there")
     a = parser.parse_args()
+    if bool(a.variants) == a.optimisations:
+        parser.error("name variants, or --optimisations")
 
     problem = {"recurrence": a.recurrence, "dtype": a.dtype, **a.size}
-    options = ["--recurrence", a.recurrence, "--dtype", a.dtype, *(w for n, v in a.size.items() for w in (f"--{n}", str(v)))]
-    variants, checks = [], []
+    context = measured_context() if a.optimisations else {}
     try:
-        ncu = find_ncu()
-        for text in a.variants:
-            kernel, _, settings = text.partition(":")
-            variant = {"kernel": kernel, "settings": settings}
-            variants.append(variant)
-            call = [str(a.program), "call", "--device", "cuda", "--repeat", "1", "--kernel", text, *options]
-            try:
-                variant["figures"] = profile(ncu, call, operand_bytes(a.recurrence, a.dtype, a.size))
-            except Unavailable as reason:
-                variant["skipped"] = str(reason)
-                continue
-            checks += check_limits(kernel, settings, variant["figures"])
-        if not any("figures" in v for v in variants):
-            raise Unavailable(variants[0]["skipped"])
+        variants = profile_variants(a.program, a.variants or optimisation_variants(), problem)
     except Unavailable as reason:
         print(f"Profile: skipped: {reason}")
         outcome, status = {"skipped": str(reason)}, SKIPPED
     else:
-        breaches = sum(not c["passed"] for c in checks)
-        print(f"Profile: {a.recurrence} {a.dtype} {' '.join(f'{n}:{v}' for n, v in a.size.items())}; {len(checks)} limits, "
-              f"{breaches} do not hold")
+        checks = [c for v in variants if "figures" in v for c in check_limits(v["kernel"], v["settings"], v["figures"])]
+        breaches = [c for c in checks if not c["passed"]]
+        print(f"Profile: {' '.join(f'{n}:{v}' for n, v in problem.items())}; {len(checks)} limits, {len(breaches)} do not hold")
         print_variants(variants)
-        outcome, status = {"problem": problem, "variants": variants, "checks": checks}, 1 if breaches else 0
+        outcome = {"context": context, "problem": problem, "variants": variants, "checks": checks}
+        status = 1 if breaches else 0
+        if a.optimisations:
+            path = RESULTS / slug(context["gpu"]) / "optimisations.json"
+            path.write_text(json.dumps(outcome, indent=1) + "\n")
+            print(f"ncu_profile: wrote {path}")
     if a.json:
         a.json.write_text(json.dumps(outcome, indent=1) + "\n")
     return status

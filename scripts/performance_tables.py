@@ -9,6 +9,7 @@ import re
 import sys
 
 from measured import RESULTS, ROOT
+from optimisations import OPTIMISATIONS
 
 NOTHING = "No results yet.\n"
 
@@ -160,6 +161,38 @@ def suite():
     return table(["GPU", "date", "commit", "tests", *tools], rows) if rows else NOTHING
 
 
+# What the profiler says of both variants of a pair, beside the figure that the pair is about.
+PROFILE_COLUMNS = [("time, µs", "time_us"), ("registers", "registers"), ("local accesses", "local_instructions"),
+                   ("occupancy, %", "occupancy_percent"), ("bank conflicts, %", "bank_conflict_percent"),
+                   ("IPC", "instructions_per_cycle"), ("stalls at atomics, %", "atomic_stall_percent"),
+                   ("sectors a load", "sectors_per_load")]
+
+
+def before_after(pair, variants, figure):
+    values = [variants.get(pair[side], {}).get(figure) for side in ("before", "after")]
+    return " → ".join("?" if value is None else number(value) for value in values)
+
+
+def optimisations_section(results):
+    context, problem = results["context"], results["problem"]
+    variants = {f"{v['kernel']}:{v['settings']}".rstrip(":"): v.get("figures", {}) for v in results["variants"]}
+    rows = []
+    for pair in OPTIMISATIONS:
+        cells = [before_after(pair, variants, figure) for _, figure in PROFILE_COLUMNS]
+        rows.append([pair["name"], pair["what"], pair["article"],
+                     *(f"**{cell}**" if figure == pair["figure"] else cell
+                       for cell, (_, figure) in zip(cells, PROFILE_COLUMNS))])
+    size = " ".join(f"{name}={value}" for name, value in problem.items() if name not in ("recurrence", "dtype"))
+    return (f"**{context['gpu']}, driver {context['driver']}.** Commit `{context['commit']}`, {context['date'][:10]}; "
+            f"{problem['recurrence']}, {problem['dtype']}, {size}.\n\n" +
+            table(["", "change", "article", *(title for title, _ in PROFILE_COLUMNS)], rows))
+
+
+def optimisations():
+    files = sorted(RESULTS.glob("*/optimisations.json"))
+    return "".join(optimisations_section(json.loads(file.read_text())) for file in files) or NOTHING
+
+
 def replace(document, name, content):
     text = document.read_text()
     pattern = re.compile(rf"(<!-- table:{name} begin -->\n).*?(<!-- table:{name} end -->)", re.DOTALL)
@@ -172,6 +205,7 @@ def main():
     performance = ROOT / "docs" / "performance.md"
     replace(performance, "delta_forward", delta_forward())
     replace(performance, "suite", suite())
+    replace(performance, "optimisations", optimisations())
     replace(ROOT / "README.md", "readme", readme())
 
 

@@ -130,7 +130,7 @@ class WholeScript(unittest.TestCase):
                 (path / "ncu").write_text(FAKE_NCU)
                 (path / "ncu").chmod(0o755)
             command = [sys.executable, str(SCRIPTS / "ncu_profile.py"), "--json", str(path / "out.json"), "program",
-                       "--size", "B=1,T=64", "--", "v3_on_chip", "v3_on_chip:layout=0,flush=8"]
+                       "v3_on_chip", "v3_on_chip:layout=0,flush=8", "--size", "B=1,T=64"]
             done = subprocess.run(command, capture_output=True, text=True,
                                   env={**os.environ, "FAKE": folder, "PATH": f"{folder}:/usr/bin:/bin"})
             return done, json.loads((path / "out.json").read_text())
@@ -150,6 +150,20 @@ class WholeScript(unittest.TestCase):
         done, report = self.run_script(with_profiler=False)
         self.assertEqual(done.returncode, ncu_profile.SKIPPED)
         self.assertIn("not found", report["skipped"])
+
+
+class Tables(unittest.TestCase):
+    def test_every_pair_stands_in_the_table(self):
+        import performance_tables
+        from optimisations import OPTIMISATIONS
+        figures = ncu_profile.figures_of(ncu_profile.parse_launches(RAW), 1)
+        kernel, _, settings = OPTIMISATIONS[1]["after"].partition(":")
+        section = performance_tables.optimisations_section({
+            "context": {"gpu": "A GPU", "driver": "1", "commit": "c", "date": "2026-01-01T00:00:00"},
+            "problem": {"recurrence": "kda", "dtype": "f32", "T": 64},
+            "variants": [{"kernel": kernel, "settings": settings, "figures": figures}]})
+        self.assertEqual(section.count("| H"), len(OPTIMISATIONS))
+        self.assertIn("**? → 37**", section)
 
 
 if __name__ == "__main__":
