@@ -220,18 +220,19 @@ def parse_instructions(text):
     return [i._replace(target=labels.get(i.target)) for i in instructions]
 
 
-def loops_of(instructions):
-    """The innermost loops: runs of instructions that a backward branch repeats, with no other such run inside."""
-    spans = {(i.target, i.address) for i in instructions if i.target is not None and i.target <= i.address}
-    innermost = [(a, b) for a, b in spans
-                 if not any((c, d) != (a, b) and a <= c and d <= b for c, d in spans)]
-    return [[i for i in instructions if a <= i.address <= b] for a, b in sorted(innermost) if a != b]
-
-
 def count(instructions, pattern):
     """Instructions whose opcode is `pattern` (a regular expression that ends at a dot or at the opcode's end)."""
     opcode = re.compile(rf"(?:{pattern})(?:\.|$)")
     return sum(bool(opcode.match(i.opcode)) for i in instructions)
+
+
+def loops_with(instructions, pattern):
+    """The innermost loops with an instruction of this opcode: what a backward branch repeats, with no smaller such loop inside. A
+    branch back over the end of the function comes from code that was put out of line, and repeats nothing."""
+    spans = {(i.target, i.address) for i in instructions if i.target is not None and i.target < i.address}
+    loops = {(a, b): [i for i in instructions if a <= i.address <= b] for a, b in spans}
+    having = sorted(span for span in spans if count(loops[span], pattern) and not count(loops[span], "EXIT"))
+    return [loops[a, b] for a, b in having if not any((c, d) != (a, b) and a <= c and d <= b for c, d in having)]
 
 
 # -------------------------------------------------------------------------------------------------------------- checks
@@ -291,12 +292,12 @@ def is_multiplication(instruction):
 
 
 def check_token_loops(kernels, claims, report):
-    """Inner loops that touch global memory spend few integer multiplications, and no division, on an access."""
+    """Loops that touch global memory spend few integer multiplications, and no division, on an access."""
     for claim in claims:
-        what = (f"inner loops with {claim['access']}: at most {claim['multiplications']} multiplications an access, "
+        what = (f"loops with {claim['access']}: at most {claim['multiplications']} multiplications an access, "
                 "no integer division")
         for kernel in select(kernels, claim, report, what):
-            loops = [l for l in loops_of(kernel.instructions) if count(l, claim["access"])]
+            loops = loops_with(kernel.instructions, claim["access"])
             worst = max((sum(map(is_multiplication, l)) / count(l, claim["access"]) for l in loops), default=0.0)
             divisions = sum(count(l, INTEGER_DIVISION) for l in loops)
             report.add(what, str(kernel), loops and worst <= claim["multiplications"] and not divisions,

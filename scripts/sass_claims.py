@@ -27,12 +27,12 @@ CLAIMS = {
         {"kernel": ON_CHIP, "instruction": r"LDGSTS\.E\.BYPASS\.128", "at_least": 1},
         {"kernel": ON_CHIP, "instruction": r"LDG\.E\.128\.STRONG\.GPU", "at_least": 1},
     ],
-    # Address arithmetic along the sequence. A 64-bit product is three multiplications (low x low, two cross terms). A copy of token
-    # rows may spend one product on an access, token x stride; a store of outputs one more multiplication.
+    # Address arithmetic along the sequence. A product of two 64-bit numbers, such as token x stride, is three or four multiplications,
+    # by architecture: an access that steps along tokens may spend one product. The on-chip kernel's pieces of a row share theirs.
     "token_loops": [
-        {"kernel": PIPELINE, "access": r"LDG|LDGSTS", "multiplications": 3},
+        {"kernel": PIPELINE, "access": r"LDG|LDGSTS", "multiplications": 4},
         {"kernel": PIPELINE, "access": r"STG", "multiplications": 4},
-        {"kernel": ON_CHIP, "access": r"LDGSTS", "multiplications": 3},
+        {"kernel": ON_CHIP, "access": r"LDGSTS", "multiplications": 2},
     ],
     # Contraction, by the lines of the operations, in the kernels that keep compensated sums.
     "rounded": [

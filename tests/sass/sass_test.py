@@ -29,6 +29,7 @@ ROUNDED_STEP = {"rounded": [{"kernel": r"^compensated_step<CompensatedSum>", **R
 # nvdisasm's listing of a loop over global memory, shortened.
 LISTING = """
 .text.example:
+.L_x_0:
 	//## File "/src/state/summation.h", line 20 inlined at "/src/kernel.cu", line 7
 	//## File "/src/kernel.cu", line 7
         /*0000*/                   FADD R1, R2, R3 ;
@@ -41,7 +42,13 @@ LISTING = """
         /*0050*/               @P1 BRA `(.L_x_1) ;
         /*0060*/                   BRA `(.L_x_2) ;
 .L_x_2:
-        /*0070*/                   EXIT ;
+        /*0070*/                   IMAD R4, R5, R6, R8 ;
+        /*0080*/                   BRA `(.L_x_2) ;
+.L_x_3:
+        /*0090*/                   @P2 BRA `(.L_x_0) ;
+        /*00a0*/                   EXIT ;
+        /*00b0*/                   STG.E desc[UR10][R4.64], R5 ;
+        /*00c0*/                   BRA `(.L_x_3) ;
 """
 
 RESOURCES = """
@@ -89,10 +96,16 @@ class Parsing(unittest.TestCase):
         self.assertEqual([i.opcode for i in instructions[:2]], ["FADD", "IMAD.WIDE.U32"])
         self.assertEqual(instructions[0].source, (sass.Line("/src/state/summation.h", 20), sass.Line("/src/kernel.cu", 7)))
         self.assertEqual(instructions[5].target, 0x10)
-        self.assertEqual([len(loop) for loop in sass.loops_of(instructions)], [5])
+
+    def test_loops_are_the_innermost_with_an_access(self):
+        instructions = sass.parse_instructions(LISTING)
+        self.assertEqual([len(loop) for loop in sass.loops_with(instructions, "LDG")], [5])
+        self.assertEqual([len(loop) for loop in sass.loops_with(instructions, "IMAD")], [5, 2])
+        self.assertEqual([len(loop) for loop in sass.loops_with(instructions, "FADD")], [10])
+        self.assertEqual(sass.loops_with(instructions, "STG"), [])
 
     def test_moves_are_no_multiplications(self):
-        self.assertEqual([i.opcode for i in sass.parse_instructions(LISTING) if sass.is_multiplication(i)], ["IMAD.WIDE.U32"])
+        self.assertEqual([i.opcode for i in sass.parse_instructions(LISTING) if sass.is_multiplication(i)], ["IMAD.WIDE.U32", "IMAD"])
 
     def test_counts_match_whole_parts_of_opcodes(self):
         instructions = sass.parse_instructions(LISTING)
