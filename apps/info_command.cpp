@@ -142,7 +142,7 @@ void print_settings(const ordered_json& kernels) {
   for (const ordered_json& kernel : kernels) {
     for (const ordered_json& setting : kernel["settings"]) {
       fmt::print("{}", std::exchange(title, ""));
-      fmt::print("  {:<28} {:<12} {:<24} {}\n", text(kernel["name"]), text(setting["name"]),
+      fmt::print("  {:<30} {:<12} {:<20} {}\n", text(kernel["name"]), text(setting["name"]),
                  fmt::format("{}", fmt::join(setting["values"].get<std::vector<int>>(), " ")),
                  text(setting["meaning"]));
     }

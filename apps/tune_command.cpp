@@ -63,7 +63,9 @@ constexpr const char* kFooter =
 Device device_of(const TuneOptions& options) {
   if (!options.device.empty()) return parse_device(options.device);
   std::string reason;
-  return list_gpus(reason).empty() ? cpu() : cuda(0);
+  if (!list_gpus(reason).empty()) return cuda(0);
+  fmt::print("no GPU: {}\n", reason);
+  return cpu();
 }
 
 /// "9.0" -> 90.
@@ -143,7 +145,7 @@ std::vector<TunedKernel> kernels_to_tune(const TuneOptions& options, Device devi
     if (report.supported && !report.settings.empty()) {
       kernels.push_back({report.kernel, report.settings});
     } else {
-      fmt::print("skipped {:<28} {}\n", report.kernel, report.settings.empty() ? "it has no settings" : report.reason);
+      fmt::print("skipped {:<30} {}\n", report.kernel, report.settings.empty() ? "it has no settings" : report.reason);
     }
   }
   fix_settings(options.fixed, kernels);
@@ -158,7 +160,7 @@ std::string times_faster(const TuneRecord* now, const TuneRecord& best) {
 void print_outcome(const TuneOutcome& o) {
   const TuneProblem& p = o.problem;
   const std::string faults = o.wrong + o.failed > 0 ? fmt::format("  ({} wrong, {} failed)", o.wrong, o.failed) : "";
-  fmt::print("{:<28} {:<16} {:>4} {:>3} {:>6} {:>6} {:>6.2f} {:>6.2f} ", o.kernel, p.recurrence, p.D, p.B, p.T, o.tried,
+  fmt::print("{:<30} {:<16} {:>4} {:>3} {:>6} {:>6} {:>6.2f} {:>6.2f} ", o.kernel, p.recurrence, p.D, p.B, p.T, o.tried,
              o.seconds, o.slowest_seconds);
   if (o.best == nullptr) {
     fmt::print(" nothing to choose{}\n", faults);
@@ -209,7 +211,7 @@ void tune(const TuneOptions& options) {
   DeviceBench bench(device);
   fmt::print(
       "{}, H={}. us: one call; now: what this build chooses; seconds: of all candidates, and of the slowest\n"
-      "{:<28} {:<16} {:>4} {:>3} {:>6} {:>6} {:>6} {:>6} {:>10} {:>10} {:>7}  {}\n",
+      "{:<30} {:<16} {:>4} {:>3} {:>6} {:>6} {:>6} {:>6} {:>10} {:>10} {:>7}  {}\n",
       plan.device, plan.H, "kernel", "recurrence", "D", "B", "T", "tried", "sec", "worst", "best us", "now us", "gain",
       "settings");
   {
