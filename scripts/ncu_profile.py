@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from ncu_limits import LIMITS
 from optimisations import variants as optimisation_variants
 
 SKIPPED = 77
+PATIENCE = 240  # seconds for one run of the profiler
 MOST_LAUNCHES = 40  # of a call: a launch per token would take minutes, and its launches are all alike
 
 # What is asked of the profiler.
@@ -210,7 +212,16 @@ def find_ncu():
 
 
 def run(command):
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", env={**os.environ, "LC_ALL": "C"})
+    """Output of a command, which is ended with all that it started when it takes too long."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+                               env={**os.environ, "LC_ALL": "C"}, start_new_session=True)
+    try:
+        output, errors = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        raise Unavailable(f"the profiler was not done after {PATIENCE} s")
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def why_not(done):
