@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "api/check.h"
@@ -24,19 +25,20 @@ constexpr int kRunTokens = 16;
 /// Memory of a block's own, as uninitialised as the GPU's.
 template <class P>
 struct BlockMemory {
-  std::vector<float4> memory{(SharedRun<P>::bytes(kRunTokens) + sizeof(float4) - 1) / sizeof(float4)};
-  SharedRun<P> run() { return {reinterpret_cast<float*>(memory.data()), kRunTokens}; }
+  int run_tokens;
+  std::vector<float4> memory = std::vector<float4>(SharedRun<P>::bytes(run_tokens) / sizeof(float4) + 1);
+  SharedRun<P> run() { return {reinterpret_cast<float*>(memory.data()), run_tokens}; }
 };
 
 /// A sequence's runs one after another, each in its own block, for one value head and slice of columns.
 template <class P>
-void run_chain(const Problem& p, std::int64_t n, std::int64_t chain, std::int64_t slices) {
+void run_chain(const Problem& p, std::int64_t n, std::int64_t chain, std::int64_t slices, int run_tokens) {
   const RowAccess access = row_access_of<P>(p);
   std::vector<float> handoff(P::kHandoffFloats);
   const std::int64_t length = p.sequence(n).length;
-  for (std::int64_t index = 0; index == 0 || index * kRunTokens < length; ++index) {
-    const Block block = block_of<P>(p, n, index, kRunTokens, chain, slices);
-    BlockMemory<P> memory;
+  for (std::int64_t index = 0; index == 0 || index * run_tokens < length; ++index) {
+    const Block block = block_of<P>(p, n, index, run_tokens, chain, slices);
+    BlockMemory<P> memory{run_tokens};
     run_block(kThreads, [&] {
       const SharedRun<P> shared = memory.run();
       prepare_run(p, access, block, shared);
@@ -52,7 +54,7 @@ template <class P>
 void run_chain_in_launches(const Problem& p, std::int64_t n, std::int64_t chain, std::int64_t slices) {
   const RowAccess access = row_access_of<P>(p);
   std::vector<float> state(P::kHandoffFloats);
-  BlockMemory<P> memory;
+  BlockMemory<P> memory{kRunTokens};
   const auto pass_state = [&](bool first) {
     Block block = block_of<P>(p, n, 0, kRunTokens, chain, slices);
     block.tokens = 0;
@@ -88,18 +90,28 @@ class EmulatedChunkPipeline : public ::testing::Test {
     return c;
   }
 
-  using RunChain = void (*)(const Problem&, std::int64_t, std::int64_t, std::int64_t);
+  using RunChain = std::function<void(const Problem&, std::int64_t n, std::int64_t chain, std::int64_t slices)>;
 
-  void expect_matches_oracle(const Case& c, RunChain run = run_chain<P>) {
-    SCOPED_TRACE(c.describe());
-    const Inputs inputs = make_inputs(c, random);
+  static RunChain in_runs_of(int run_tokens) {
+    return [=](const Problem& p, std::int64_t n, std::int64_t chain, std::int64_t slices) {
+      run_chain<P>(p, n, chain, slices, run_tokens);
+    };
+  }
+
+  Outputs outputs_of(const Inputs& inputs, const RunChain& run) {
     Call call(inputs, cpu());
     const Problem problem = check(call.args);
     const std::int64_t slices = ceil_div(problem.value_dim, P::kSlice);
     for (std::int64_t n = 0; n < problem.sequences; ++n) {
       for (std::int64_t chain = 0; chain < problem.value_heads * slices; ++chain) run(problem, n, chain, slices);
     }
-    expect_matches(inputs, call.outputs(), oracle(inputs));
+    return call.outputs();
+  }
+
+  void expect_matches_oracle(const Case& c, const RunChain& run = in_runs_of(kRunTokens)) {
+    SCOPED_TRACE(c.describe());
+    const Inputs inputs = make_inputs(c, random);
+    expect_matches(inputs, outputs_of(inputs, run), oracle(inputs));
   }
 };
 
@@ -140,6 +152,20 @@ TYPED_TEST(EmulatedChunkPipeline, PackedSequences) {
   Case c = this->ordinary(DType::f16);
   c.cu_seqlens = {0, 0, 3, 21};
   this->expect_matches_oracle(c);
+}
+
+using EmulatedCompensatedPipeline = EmulatedChunkPipeline<Policy<Update::delta, Gate::scalar, CompensatedSum, 64, 16>>;
+
+// The hand-off carries all of a sum.
+TEST_F(EmulatedCompensatedPipeline, RunsOfAnyLengthGiveTheSameBits) {
+  Case c = ordinary(DType::f32);
+  c.recurrence.normalize = true;
+  c.tokens = 5 * kMicroChunk - 3;
+  const Inputs inputs = make_inputs(c, random);
+  const Outputs one_run = outputs_of(inputs, in_runs_of(5 * kMicroChunk));
+  for (int run_tokens : {kMicroChunk, 2 * kMicroChunk}) {
+    EXPECT_TRUE(outputs_of(inputs, in_runs_of(run_tokens)) == one_run) << "runs of " << run_tokens << " tokens";
+  }
 }
 
 using EmulatedChunkedBaseline = EmulatedChunkPipeline<Policy<Update::delta, Gate::channel, PlainSum, 64, 16>>;
