@@ -161,12 +161,9 @@ Error error_of_tensor(const ConstTensor& x, const Values& truth) {
 }
 
 /// One call for each length: what a kernel does may depend on it.
-Growth run_kernel(const ForwardArgs& args, const std::string& kernel, const std::vector<std::int64_t>& lengths,
+Growth run_kernel(const ForwardArgs& args, const Execution& execution, const std::vector<std::int64_t>& lengths,
                   const Truth& truth) {
-  Execution execution;
-  execution.kernel = kernel;
-  execution.threads = 1;  // several regimes run side by side
-  Growth growth{kernel, text_of(args.q.device), {}};
+  Growth growth{execution.kernel, text_of(args.q.device), {}};
   for (std::size_t n = 0; n < lengths.size(); ++n) {
     const ForwardArgs part = token_slice(args, 0, lengths[n]);
     delta_attention_forward(part, execution);
@@ -182,11 +179,16 @@ Growth run_kernel(const ForwardArgs& args, const std::string& kernel, const std:
   return growth;
 }
 
-bool supports(const ForwardArgs& args, const std::string& kernel) {
-  for (const KernelReport& report : dispatch_info(args).kernels) {
-    if (report.kernel == kernel) return report.supported;
-  }
-  return false;
+Execution kernel_alone(const char* kernel, const char* settings) {
+  Execution execution;
+  execution.kernel = kernel;
+  execution.settings = settings;
+  execution.threads = 1;  // several regimes run side by side
+  return execution;
+}
+
+bool supports(const ForwardArgs& args, const Execution& execution) {
+  return dispatch_info(args, execution).kernel == execution.kernel;
 }
 
 }  // namespace
@@ -195,12 +197,13 @@ std::vector<Growth> measure_growth(const ForwardArgs& args, const std::vector<st
                                    const std::optional<Device>& gpu) {
   const Truth truth = compute_truth(args, lengths);
   std::vector<Growth> all = {rounded_truth(args, lengths, truth),
-                             run_kernel(call_on(cpu(), args).args, "cpu_chunkwise", lengths, truth)};
+                             run_kernel(call_on(cpu(), args).args, kernel_alone("cpu_chunkwise", ""), lengths, truth)};
   std::optional<OwnedCall> on_gpu;
   if (gpu) on_gpu = call_on(*gpu, args);
   for (const emulation::StagedKernel& kernel : emulation::kStagedKernels) {
-    const bool runs = on_gpu && supports(on_gpu->args, kernel.name);
-    all.push_back(runs ? run_kernel(on_gpu->args, kernel.name, lengths, truth) : emulate(args, lengths, truth, kernel));
+    const Execution execution = kernel_alone(kernel.name, kernel.settings);
+    const bool runs = on_gpu && supports(on_gpu->args, execution);
+    all.push_back(runs ? run_kernel(on_gpu->args, execution, lengths, truth) : emulate(args, lengths, truth, kernel));
   }
   return all;
 }

@@ -39,14 +39,15 @@ struct StagedKernel {
   const char* stage;
   bool compensated;
   Schedule schedule;
+  const char* settings;  // Execution::settings under which the kernel has this schedule
 };
 
 /// The kernels by name. Row groups: the 8 lanes that share a column in V1 and V2; 4 blocks of rows in V3 and V4.
 inline constexpr StagedKernel kStagedKernels[] = {
-    {"v1_chunk_pipeline", "V1", false, {8, 8, true}},
-    {"v2_chunk_pipeline_compensated", "V2", true, {8, 8, true}},
-    {"v3_on_chip", "V3", false, {8, 4, false}},
-    {"v4_on_chip_compensated", "V4", true, {8, 4, false}},
+    {"v1_chunk_pipeline", "V1", false, {8, 8, true}, ""},
+    {"v2_chunk_pipeline_compensated", "V2", true, {8, 8, true}, ""},
+    {"v3_on_chip", "V3", false, {8, 4, false}, "flush=8,row_blocks=4"},
+    {"v4_on_chip_compensated", "V4", true, {8, 4, false}, "flush=8,row_blocks=4"},
 };
 
 inline float load(const ConstTensor& x, Index i, Index j = 0, Index k = 0, Index l = 0) {

@@ -207,6 +207,7 @@ class StagedKernels : public ::testing::TestWithParam<StagedKernel> {
     Call call(inputs, cuda(0));
     Execution execution;
     execution.kernel = GetParam().name;
+    execution.settings = GetParam().settings;
     call.run(execution);
     return call.outputs();
   }
