@@ -147,15 +147,13 @@ class Sweep {
     outcome.kernel = kernel;
     std::vector<const TuneRecord*> ran;
     outcome.now = measure({problem, kernel, ""}, nullptr, outcome);
-    const TuneRecord* bar = outcome.now != nullptr && outcome.now->status == TuneStatus::ok ? outcome.now : nullptr;
     for (std::size_t i = 0; i < settings.size(); ++i) {
-      const TuneRecord* record = measure({problem, kernel, settings[i]}, bar, outcome);
+      const TuneRecord* record = measure({problem, kernel, settings[i]}, outcome.best, outcome);
       events_.progress((done_ + static_cast<double>(i + 1) / static_cast<double>(settings.size())) / total_);
       if (record == nullptr || !runs(*record)) continue;
       ran.push_back(record);
       const bool better = outcome.best == nullptr || record->us < outcome.best->us;
       if (better && record->status == TuneStatus::ok) outcome.best = record;
-      if (bar == nullptr || record->us < bar->us) bar = record;
     }
     events_.outcome(outcome);
     std::stable_sort(ran.begin(), ran.end(), [](const TuneRecord* a, const TuneRecord* b) { return a->us < b->us; });

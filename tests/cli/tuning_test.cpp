@@ -238,6 +238,16 @@ TEST(Tuning, MeasurementsOfAnotherDeviceDoNotCount) {
   EXPECT_EQ(second.timed, first.timed);
 }
 
+TEST(Tuning, TheFastestWinsEvenWhereTheLibraryDoesBetter) {
+  InventedBench bench;
+  TunePlan plan = plan_of({1024});
+  plan.kernels[0].settings[0].values = {64};
+  TuneLog log;
+  const std::vector<TuneOutcome> outcomes = run(plan, bench, log);
+  ASSERT_NE(outcomes[0].best, nullptr);
+  EXPECT_GT(outcomes[0].best->us, 3 * outcomes[0].now->us);
+}
+
 TEST(Tuning, NothingRunsGivesNoRow) {
   InventedBench bench;
   TunePlan plan = plan_of({1024});
