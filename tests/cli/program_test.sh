@@ -359,6 +359,27 @@ END
   fi
 }
 
+test_tune() {
+  # On the CPU no kernel has settings; the sweep itself is tested on an invented one.
+  run 0 tune --device cpu --output "$folder/table"
+  says "nothing to tune"
+  says "it has no settings"
+  true_that test ! -e "$folder/table"
+  run 3 tune --device cpu --kernel cpu_chunkwise
+  complains "'cpu_chunkwise' has no settings"
+  run 3 tune --kernel imaginary
+  complains "'imaginary' is not in this build"
+  run 3 tune --device cuda:999
+  run 2 tune --device tpu
+  run 2 tune --device cpu --fix flush
+  complains "NAME=INTEGER"
+  run 2 tune --device cpu --fix flush=8
+  complains "has the setting 'flush'"
+  run 1 tune --recurrence rwkv
+  run 1 tune --T 0
+  run 1 tune --keep 0
+}
+
 test_call() {
   run 0 call --kernel cpu_chunkwise --recurrence kda --T 50 --H 1 --HV 2 --K 16 --V 24 --dtype bf16
   says "kda bf16 B:1 T:50 H:1 HV:2 K:16 V:24"
@@ -371,5 +392,6 @@ test_call() {
   run 1 call --dtype f64
 }
 
+command -v "test_$group" >/dev/null || fail "no group '$group' in this script"
 test_"$group"
 exit $failures
