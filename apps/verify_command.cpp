@@ -113,6 +113,19 @@ void print_correctness(const CorrectnessReport& report) {
   }
 }
 
+void print_breaches(const CorrectnessReport& report) {
+  constexpr int kMostPrinted = 20;
+  int breaches = 0;
+  for (const CorrectnessCheck& check : report.checks) {
+    if (check.passed()) continue;
+    if (breaches++ == 0) fmt::print("  Does not hold\n");
+    if (breaches > kMostPrinted) continue;
+    fmt::print("    {}: {}: {}: error {:.1e}, allowed {:.1e}; furthest element at {:.1e} of its bound\n",
+               check.choice.text(), check.problem.text(), check.output, check.error, check.allowed, check.furthest);
+  }
+  if (breaches > kMostPrinted) fmt::print("    and {} more (--json has all)\n", breaches - kMostPrinted);
+}
+
 ordered_json verify_correctness(const std::vector<KernelChoice>& choices, std::uint64_t seed) {
   CorrectnessReport report;
   {
@@ -120,6 +133,7 @@ ordered_json verify_correctness(const std::vector<KernelChoice>& choices, std::u
     report = check_correctness(devices_here(), choices, seed, [&](double done) { progress.set(done); });
   }
   print_correctness(report);
+  print_breaches(report);
   ordered_json json = {{"seed", report.seed}, {"problems", report.problems}};
   json["checks"] = ordered_json::array();
   for (const CorrectnessCheck& check : report.checks) json["checks"].push_back(to_json(check));
@@ -228,28 +242,13 @@ std::vector<KernelChoice> choices_of(const VerifyOptions& options) {
   return choices;
 }
 
-constexpr std::size_t kMostPrinted = 20;
-
-/// Prints what does not hold; returns how much that is.
-std::size_t print_breaches(const ordered_json& report) {
+/// Checks of all parts that do not hold. Each part has printed its own.
+std::size_t count_breaches(const ordered_json& report) {
   std::size_t breaches = 0;
   for (const auto& [part, content] : report.items()) {
     if (!content.is_object() || !content.contains("checks")) continue;
-    for (const ordered_json& check : content["checks"]) {
-      if (check["passed"].get<bool>()) continue;
-      if (breaches++ == 0) fmt::print("\nDoes not hold\n");
-      if (breaches > kMostPrinted) continue;
-      if (part == "correctness") {
-        fmt::print("  {}: {}: {}: error {:.1e}, allowed {:.1e}\n", check["kernel"].get<std::string>(),
-                   check["problem"].get<std::string>(), check["output"].get<std::string>(),
-                   check["error"].get<double>(), check["allowed"].get<double>());
-      } else {
-        fmt::print("  {}: {}: {}\n", check["subject"].get<std::string>(), check["check"].get<std::string>(),
-                   check["found"].get<std::string>());
-      }
-    }
+    for (const ordered_json& check : content["checks"]) breaches += check["passed"].get<bool>() ? 0 : 1;
   }
-  if (breaches > kMostPrinted) fmt::print("  and {} more (--json has all)\n", breaches - kMostPrinted);
   return breaches;
 }
 
@@ -272,7 +271,7 @@ void verify(const VerifyOptions& options) {
   }
   if (wanted("profile")) report["profile"] = verify_profile(options);
   if (wanted("machine-code")) report["machine_code"] = verify_machine_code();
-  const std::size_t breaches = print_breaches(report);
+  const std::size_t breaches = count_breaches(report);
   report["passed"] = breaches == 0;
   if (!options.json.empty()) write_json(options.json, report);
   if (breaches > 0) throw Breach(fmt::format("verify: {} checks do not hold", breaches));

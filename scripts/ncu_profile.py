@@ -374,6 +374,8 @@ def main():
         breaches = [c for c in checks if not c["passed"]]
         print(f"Profile: {' '.join(f'{n}:{v}' for n, v in problem.items())}; {len(checks)} limits, {len(breaches)} do not hold")
         print_variants(variants)
+        for c in breaches:
+            print(f"  {c['subject']}: {c['check']}: {c['found']}")
         outcome = {"context": context, "problem": problem, "variants": variants, "checks": checks}
         status = 1 if breaches else 0
         if a.optimisations:
