@@ -227,11 +227,14 @@ inline std::vector<Setting> settings() {
 /// a multiprocessor.
 template <class P>
 int run_tokens(const DeviceProperties& device, const Settings& settings) {
-  if (const int asked = settings.get("run_tokens", 0))
-    return SharedRun<P>::longest(asked, device.shared_memory) == asked ? asked : 0;
   constexpr std::size_t kReserved = 1024;  // what CUDA keeps of each block's share
-  return SharedRun<P>::longest(kLongestRun,
-                               (device.shared_memory + kReserved) / P::kBlocksPerMultiprocessor - kReserved);
+  constexpr std::size_t kOwn = 256;        // the place and the ticket
+  static_assert(sizeof(Place) + sizeof(int) <= kOwn, "a block's own variables");
+  if (const int asked = settings.get("run_tokens", 0)) {
+    return SharedRun<P>::bytes(asked) + kOwn <= device.shared_memory ? asked : 0;
+  }
+  const std::size_t share = (device.shared_memory + kReserved) / P::kBlocksPerMultiprocessor;
+  return SharedRun<P>::longest(kLongestRun, share - std::min(share, kReserved + kOwn));
 }
 
 template <class Sum>
