@@ -133,11 +133,17 @@ void DeviceOperands::poison_outputs() {
   DELTA_ATTENTION_CUDA(cudaDeviceSynchronize());
 }
 
-void DeviceOperands::copy_outputs_to(const HostOperands& host) const {
+void DeviceOperands::copy_checked_outputs_to(const HostOperands& host) const {
   const Addresses to = host.addresses();
-  for (Operand output : {kOut, kFinalState}) {
-    DELTA_ATTENTION_CUDA(cudaMemcpy(to[output], memory_[output]->data(), sizes_[output], cudaMemcpyDeviceToHost));
-  }
+  const auto copy = [&](Operand output, std::size_t begin, std::size_t bytes) {
+    DELTA_ATTENTION_CUDA(cudaMemcpy(static_cast<std::byte*>(to[output]) + begin,
+                                    static_cast<const std::byte*>(memory_[output]->data()) + begin, bytes,
+                                    cudaMemcpyDeviceToHost));
+  };
+  const std::size_t row = sizes_[kOut] / static_cast<std::size_t>(case_.batch);
+  copy(kOut, 0, row);
+  copy(kOut, sizes_[kOut] - row, row);
+  copy(kFinalState, 0, sizes_[kFinalState]);
 }
 
 CudaCall::CudaCall(const ForwardArgs& args, const std::string& kernel) : args_(args) {

@@ -38,7 +38,8 @@ class DeviceOperands {
 
   ForwardArgs args() const;
   void poison_outputs();
-  void copy_outputs_to(const HostOperands& host) const;
+  /// Of the outputs what reference_error.h looks at, and little more: the first and the last batch row, and the states.
+  void copy_checked_outputs_to(const HostOperands& host) const;
 
  private:
   Case case_;
