@@ -42,6 +42,17 @@ def read_rows(results):
     return [Row(a["median"], a["cv"]) for a in aggregates.values() if "median" in a and "cv" in a]
 
 
+def per_file(program, section):
+    """One section a result file, with the file named where it is malformed."""
+    text = ""
+    for file in sorted(RESULTS.glob(f"*/{program}.json")):
+        try:
+            text += section(json.loads(file.read_text()))
+        except (KeyError, ValueError, TypeError) as error:
+            sys.exit(f"performance_tables: {file} is malformed: {error!r}")
+    return text
+
+
 def unique(values):
     return list(dict.fromkeys(values))
 
@@ -66,9 +77,11 @@ def matrix(rows, cell, extra=None):
     lines = []
     for case, cells in by_case.items():
         lines.append([*case, *(cell(cells[kernel]) if kernel in cells else "" for kernel in kernels)])
-        if extra:
-            lines[-1].append(extra[1](cells))
-    return table(header + ([extra[0]] if extra else []), lines)
+    last = [extra[1](cells) for cells in by_case.values()] if extra else []
+    if any(last):
+        header.append(extra[0])
+        lines = [line + [cell] for line, cell in zip(lines, last)]
+    return table(header, lines)
 
 
 def time_cell(row):
@@ -91,7 +104,101 @@ def gain(kernel, baseline):
 
 
 CPU_GAIN = gain("cpu_chunkwise", "cpu_sequential")
-GPU_GAIN = gain("v1_chunk_pipeline", "step_loop")
+GPU_GAIN = gain("v3_on_chip", "step_loop")
+
+STAGES = {
+    "step_loop": "step_loop",
+    "chunked_baseline": "chunked_baseline",
+    "V1": "v1_chunk_pipeline",
+    "V2": "v2_chunk_pipeline_compensated",
+    "V3": "v3_on_chip",
+    "V4": "v4_on_chip_compensated",
+}
+STAGED_RECURRENCES = ("gated_delta_net", "kda")
+# (numerator, denominator), and what their quotient says.
+RATIOS = {
+    ("V1", "V3"): "how many times faster the state on chip is than the chunk pipeline",
+    ("step_loop", "V3"): "how many times faster than a launch a token",
+    ("chunked_baseline", "V3"): "how many times faster than launches for every chunk",
+    ("V2", "V1"): "what compensation costs in the chunk pipeline",
+    ("V4", "V3"): "what compensation costs with the state on chip",
+}
+# What V3 is held to at T = 2048, H = 8, K = V = 128: figure, batch, bound, and whether a time (at most) or a ratio (at least).
+TARGETS = [
+    ("V3, µs", 1, 386.0, "at most"),
+    ("V1 / V3", 1, 1.2, "at least"),
+    ("step_loop / V3", 1, 2.4, "at least"),
+    ("step_loop / V3", 16, 1.9, "at least"),
+]
+
+
+class Staged:
+    """Times of the staged kernels in f32 under strong gates, by (stage, recurrence, variant, K, B, T)."""
+
+    def __init__(self, rows):
+        names = {kernel: stage for stage, kernel in STAGES.items()}
+        self.times = {}
+        for row in rows:
+            shape = row.shape
+            regular = shape.get("gate") == "strong" and shape["N"] == shape["B"] and shape["H"] == "8"
+            if row.kernel in names and row.recurrence in STAGED_RECURRENCES and row.dtype == "f32" and regular:
+                size = tuple(int(shape[name]) for name in ("K", "B", "T"))
+                self.times[(names[row.kernel], row.recurrence, row.variant, *size)] = row.microseconds
+
+    def values(self, part):
+        """All values of one part of the key: 1 recurrences, 3 K, 4 B, 5 T."""
+        return sorted({key[part] for key in self.times})
+
+    def figure(self, text, *case):
+        """'V3, µs' or 'V1 / V3' of a (recurrence, variant, K, B, T); None if one of them was not measured."""
+        stages = text.removesuffix(", µs").split(" / ")
+        times = [self.times.get((stage, *case)) for stage in stages]
+        if None in times:
+            return None
+        return times[0] / times[1] if len(times) == 2 else times[0]
+
+
+def ratio_table(staged, ratio, variant):
+    lengths = staged.values(5)
+    lines = []
+    for recurrence in staged.values(1):
+        for dim in reversed(staged.values(3)):
+            for batch in staged.values(4):
+                figures = [staged.figure(ratio, recurrence, variant, dim, batch, tokens) for tokens in lengths]
+                if any(figures):
+                    lines.append([recurrence, str(dim), str(batch), *(f"{f:.2f}" if f else "" for f in figures)])
+    return table(["recurrence", "K", "B", *(f"T={tokens}" for tokens in lengths)], lines) if lines else ""
+
+
+def target_table(staged):
+    lines = []
+    for figure, batch, bound, sense in TARGETS:
+        for recurrence in staged.values(1):
+            cells, met = [], []
+            for variant in ("cold", "graph"):
+                value = staged.figure(figure, recurrence, variant, 128, batch, 2048)
+                cells.append("not measured" if value is None else number(value))
+                if value is not None and (value <= bound if sense == "at most" else value >= bound):
+                    met.append(variant)
+            verdict = {0: "no", 1: f"{''.join(met)} only", 2: "yes"}[len(met)] if "not measured" not in cells else ""
+            lines.append([figure, recurrence, str(batch), f"{sense} {bound:g}", *cells, verdict])
+    return table(["figure", "recurrence", "B", "target", "cold", "graph", "met"], lines)
+
+
+def staged_section(results):
+    staged = Staged(read_rows(results))
+    if not staged.times:
+        return ""
+    text = machine_heading(results["context"]) + "Targets of V3 at T=2048, H=8, K=V=128, f32:\n\n" + target_table(staged)
+    for (slow, fast), meaning in RATIOS.items():
+        quotients = ratio_table(staged, f"{slow} / {fast}", "cold")
+        if quotients:
+            text += f"{slow} / {fast}, {meaning} (cold):\n\n" + quotients
+    return text
+
+
+def staged():
+    return per_file("delta_forward", staged_section) or NOTHING
 
 
 def machine_heading(context):
@@ -119,8 +226,7 @@ def delta_forward_section(results):
 
 
 def delta_forward():
-    files = sorted(RESULTS.glob("*/delta_forward.json"))
-    return "".join(delta_forward_section(json.loads(file.read_text())) for file in files) or NOTHING
+    return per_file("delta_forward", delta_forward_section) or NOTHING
 
 
 def readme_shape(row):
@@ -189,8 +295,7 @@ def optimisations_section(results):
 
 
 def optimisations():
-    files = sorted(RESULTS.glob("*/optimisations.json"))
-    return "".join(optimisations_section(json.loads(file.read_text())) for file in files) or NOTHING
+    return per_file("optimisations", optimisations_section) or NOTHING
 
 
 def replace(document, name, content):
@@ -204,6 +309,7 @@ def replace(document, name, content):
 def main():
     performance = ROOT / "docs" / "performance.md"
     replace(performance, "delta_forward", delta_forward())
+    replace(performance, "staged", staged())
     replace(performance, "suite", suite())
     replace(performance, "optimisations", optimisations())
     replace(ROOT / "README.md", "readme", readme())
