@@ -10,7 +10,7 @@ OPTIMISATIONS = [
      "before": "v3_on_chip:flush=8,columns=128,layout=0", "after": "v3_on_chip:flush=8,columns=128,layout=1"},
     {"name": "H2b", "what": "row-major in 16-byte vectors, not striped", "figure": "bank_conflict_percent", "article": "—",
      "before": "v3_on_chip:flush=8,columns=128,layout=1", "after": "v3_on_chip:flush=8,columns=128,layout=2"},
-    {"name": "H3", "what": "two buffers: the next micro-chunk is prepared while sums travel", "figure": "instructions_per_cycle",
+    {"name": "H3", "what": "two buffers: the next micro-chunk is loaded while sums travel", "figure": "instructions_per_cycle",
      "article": "IPC 1.2 → 1.6",
      "before": "v3_on_chip:flush=8,columns=32,buffers=1", "after": "v3_on_chip:flush=8,columns=32,buffers=2"},
     {"name": "H4", "what": "exchange every 8 tokens, not every token (atomic flush)", "figure": "atomic_stall_percent",
@@ -19,7 +19,7 @@ OPTIMISATIONS = [
     {"name": "H5", "what": "the decay dropped (wrong on purpose): what the arithmetic costs", "figure": "time_us", "article": "—",
      "before": "v3_on_chip:flush=8,columns=32", "after": "v3_without_decay:flush=8,columns=32"},
     {"name": "H6", "what": "lanes along channels, not along the sequence", "figure": "sectors_per_load", "article": "—",
-     "before": "v3_on_chip:flush=8,columns=32,loads=2", "after": "v3_on_chip:flush=8,columns=32,loads=1"},
+     "before": "v3_on_chip:flush=8,columns=32,lanes=1", "after": "v3_on_chip:flush=8,columns=32,lanes=0"},
 ]
 
 
