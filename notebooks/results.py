@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from optimisations import OPTIMISATIONS  # noqa: E402, F401
+from optimisations import OPTIMISATIONS, before_after  # noqa: E402, F401
 from performance_tables import STAGES, Staged, read_rows  # noqa: E402, F401
 from plot_performance import STYLES, draw_times  # noqa: E402, F401
 

@@ -152,20 +152,10 @@ def mean_metrics(launches):
     return means
 
 
-def figures_of(launches, operand_bytes):
-    """What the report shows of a call: the function that takes most of the time, and traffic over all launches."""
-    by_function = collections.defaultdict(list)
-    for launch in launches:
-        by_function[launch[0]].append(launch)
-    function = max(by_function, key=lambda f: sum(m[TIME] or 0.0 for _, m in by_function[f]))
-    m = mean_metrics(by_function[function])
+def function_figures(m):
+    """What the report shows of one function, from the means of its metrics."""
     stalls = {reason: m[metric] for reason, metric in STALLS.items() if m[metric]}
-    dram = [total(metrics, DRAM) for _, metrics in launches]
-    complete = len(launches) < MOST_LAUNCHES and None not in dram
     return {
-        "function": function,
-        "launches": len(by_function[function]),
-        "all_launches": len(launches),
         "time_us": ratio(m[TIME], 1000.0),
         "blocks": m[BLOCKS],
         "threads": m[THREADS],
@@ -180,9 +170,27 @@ def figures_of(launches, operand_bytes):
         "sectors_per_load": m[SECTORS],
         "dram_bytes": total(m, DRAM),
         "dram_percent": m[DRAM_PERCENT],
-        "dram_per_operand_byte": ratio(sum(dram), operand_bytes) if complete else None,
         "l2_bytes": m[L2],
         "stall_percent": {r: ratio(v, sum(stalls.values()), 100.0) for r, v in sorted(stalls.items(), key=lambda s: -s[1])},
+    }
+
+
+def figures_of(launches, operand_bytes):
+    """What the report shows of a call: the function that takes most of the time, traffic over all launches, and each of the functions."""
+    by_function = collections.defaultdict(list)
+    for launch in launches:
+        by_function[launch[0]].append(launch)
+    function = max(by_function, key=lambda f: sum(m[TIME] or 0.0 for _, m in by_function[f]))
+    functions = {name: function_figures(mean_metrics(group)) for name, group in by_function.items()}
+    dram = [total(metrics, DRAM) for _, metrics in launches]
+    complete = len(launches) < MOST_LAUNCHES and None not in dram
+    return {
+        "function": function,
+        "launches": len(by_function[function]),
+        "all_launches": len(launches),
+        **functions[function],
+        "dram_per_operand_byte": ratio(sum(dram), operand_bytes) if complete else None,
+        "functions": functions,
     }
 
 

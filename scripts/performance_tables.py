@@ -9,7 +9,7 @@ import re
 import sys
 
 from measured import RESULTS, ROOT
-from optimisations import OPTIMISATIONS
+from optimisations import OPTIMISATIONS, before_after
 
 NOTHING = "No results yet.\n"
 
@@ -274,17 +274,15 @@ PROFILE_COLUMNS = [("time, µs", "time_us"), ("registers", "registers"), ("local
                    ("sectors a load", "sectors_per_load")]
 
 
-def before_after(pair, variants, figure):
-    values = [variants.get(pair[side], {}).get(figure) for side in ("before", "after")]
-    return " → ".join("?" if value is None else number(value) for value in values)
+def before_after_cell(pair, results, figure):
+    return " → ".join("?" if value is None else number(value) for value in before_after(pair, results, figure))
 
 
 def optimisations_section(results):
     context, problem = results["context"], results["problem"]
-    variants = {f"{v['kernel']}:{v['settings']}".rstrip(":"): v.get("figures", {}) for v in results["variants"]}
     rows = []
     for pair in OPTIMISATIONS:
-        cells = [before_after(pair, variants, figure) for _, figure in PROFILE_COLUMNS]
+        cells = [before_after_cell(pair, results, figure) for _, figure in PROFILE_COLUMNS]
         rows.append([pair["name"], pair["what"], pair["article"],
                      *(f"**{cell}**" if figure == pair["figure"] else cell
                        for cell, (_, figure) in zip(cells, PROFILE_COLUMNS))])

@@ -93,6 +93,8 @@ class Reading(unittest.TestCase):
         self.assertAlmostEqual(figures["occupancy_of_limit_percent"], 50.0)
         self.assertEqual(figures["stall_percent"], {"barrier": 75.0, "long_scoreboard": 25.0})
         self.assertIsNone(figures["dram_per_operand_byte"])  # one launch did not say
+        self.assertEqual(list(figures["functions"]), ["plan_runs(Params)", "on_chip<Policy<1, 2>>(Params)"])
+        self.assertLess(figures["functions"]["plan_runs(Params)"]["time_us"], figures["time_us"])
 
     def test_atomic_stalls(self):
         self.assertAlmostEqual(ncu_profile.atomic_stall_percent(SOURCE), 40.0)
@@ -164,6 +166,14 @@ class Tables(unittest.TestCase):
             "variants": [{"kernel": kernel, "settings": settings, "figures": figures}]})
         self.assertEqual(section.count("| H"), len(OPTIMISATIONS))
         self.assertIn("**? → 37**", section)
+
+    def test_a_pair_can_be_about_another_function(self):
+        from optimisations import before_after
+        figures = {"time_us": 9.0, "functions": {"prepare<8>(P)": {"time_us": 2.0}, "on_chip(P)": {"time_us": 9.0}}}
+        results = {"variants": [{"kernel": "k", "settings": "a=1", "figures": figures}]}
+        pair = {"before": "k:a=1", "after": "k:a=0"}
+        self.assertEqual(before_after(pair, results, "time_us"), (9.0, None))
+        self.assertEqual(before_after({**pair, "function": "prepare"}, results, "time_us"), (2.0, None))
 
 
 if __name__ == "__main__":
