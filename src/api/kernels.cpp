@@ -11,6 +11,8 @@ extern const Kernel step_loop_kernel;
 extern const Kernel chunked_baseline_kernel;
 extern const Kernel chunk_pipeline_kernel;
 extern const Kernel chunk_pipeline_compensated_kernel;
+extern const Kernel on_chip_kernel;
+extern const Kernel on_chip_compensated_kernel;
 #endif
 
 const std::vector<const Kernel*>& kernels() {
@@ -23,6 +25,8 @@ const std::vector<const Kernel*>& kernels() {
     &chunked_baseline_kernel,
     &chunk_pipeline_kernel,
     &chunk_pipeline_compensated_kernel,
+    &on_chip_kernel,
+    &on_chip_compensated_kernel,
 #endif
   };
   return list;

@@ -38,7 +38,7 @@ class Settings {
     const char* name = nullptr;
     int value = 0;
   };
-  static constexpr std::size_t kMost = 8;
+  static constexpr std::size_t kMost = 12;
   std::array<Choice, kMost> choices_;
   std::size_t count_ = 0;
 };

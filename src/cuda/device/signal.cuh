@@ -34,4 +34,17 @@ __device__ __forceinline__ void raise(int* counter, int value) {
   }
 }
 
+/// Counts this block as arrived, in one thread; publishes what it and the threads that it has met at a barrier wrote.
+__device__ __forceinline__ void count_arrival(unsigned long long* counter) {
+  cuda::atomic_ref<unsigned long long, cuda::thread_scope_device>(*counter).fetch_add(1, cuda::memory_order_release);
+}
+
+/// Waits, in one thread, until `counter` reaches `value`. Threads that then meet this one at a barrier see what the arrived blocks
+/// wrote.
+__device__ __forceinline__ void spin_until(unsigned long long* counter, unsigned long long value) {
+  const cuda::atomic_ref<unsigned long long, cuda::thread_scope_device> signal(*counter);
+  while (signal.load(cuda::memory_order_acquire) < value) {
+  }
+}
+
 }  // namespace delta_attention

@@ -1,11 +1,16 @@
 #pragma once
 
-// Sums across the lanes of a warp.
+// Sums across the lanes of a warp, and barriers of part of a block.
 
 namespace delta_attention {
 
 constexpr int kWarpSize = 32;
 constexpr unsigned kFullWarp = 0xffffffffu;
+
+/// A barrier of `threads` threads (whole warps) of the block; parts that meet apart take different ids from 1 to 15.
+__device__ __forceinline__ void sync_part(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 /// Each of kCount numbers summed over all lanes, in every lane. Several at once hide each other's latency.
 template <int kCount>
@@ -45,6 +50,31 @@ __device__ __forceinline__ float spread_sum(const float (&values)[kCount], int l
       kept[i] = own + __shfl_xor_sync(kFullWarp, given, kStep);
     }
     return spread_sum<kLanes / 2, kStride>(kept, lane);
+  }
+}
+
+/// The same over kLanes neighbouring lanes, for any number of values: lane m of the group receives the sums of the values from
+/// m * kSums on, or, with fewer values than lanes, what spread_sum returns.
+template <int kLanes, int kCount, int kSums>
+__device__ __forceinline__ void spread_sums(const float (&values)[kCount], int lane, float (&sums)[kSums]) {
+  if constexpr (kSums == 1) {
+    sums[0] = spread_sum<kLanes, 1>(values, lane);
+  } else {
+    static_assert(kCount == kLanes * kSums);
+    const bool upper = (lane & (kLanes / 2)) != 0;
+    float kept[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) {
+      const float given = upper ? values[i] : values[i + kCount / 2];
+      const float own = upper ? values[i + kCount / 2] : values[i];
+      kept[i] = own + __shfl_xor_sync(kFullWarp, given, kLanes / 2);
+    }
+    if constexpr (kLanes == 2) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] = kept[i];
+    } else {
+      spread_sums<kLanes / 2>(kept, lane, sums);
+    }
   }
 }
 

@@ -1,0 +1,23 @@
+// v3_on_chip: the state in shared memory for the whole sequence, exchanged sums every F tokens (V3). The story is told in
+// on_chip_kernel.cuh; here the state is kept in plain f32 sums.
+
+#include "cuda/delta/on_chip_kernel.cuh"
+
+namespace delta_attention {
+
+extern const Kernel on_chip_kernel;
+
+const Kernel on_chip_kernel = {
+    "v3_on_chip",
+    "state on chip, its rows split over blocks that exchange sums every F tokens (V3)",
+    DeviceType::cuda,
+    true,
+    5,
+    on_chip::settings<PlainSum>,
+    on_chip::unsupported<PlainSum>,
+    on_chip::workspace<PlainSum>,
+    on_chip::launch<PlainSum>,
+    on_chip::unrepeatable,
+};
+
+}  // namespace delta_attention

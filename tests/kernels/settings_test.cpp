@@ -1,0 +1,90 @@
+// Settings change speed, and rounding at most: every combination that a kernel takes gives the reference's answer.
+
+#include <algorithm>
+
+#include "api/kernel.h"
+#include "support/kernel_test.h"
+
+namespace delta_attention::test {
+namespace {
+
+/// Every combination of a kernel's settings as Execution::settings texts.
+std::vector<std::string> combinations(const std::string& name) {
+  std::vector<std::string> texts = {""};
+  for (const Kernel* kernel : kernels()) {
+    if (kernel->name != name) continue;
+    for (const Setting& setting : kernel->settings()) {
+      std::vector<std::string> longer;
+      for (const std::string& text : texts) {
+        for (const int value : setting.values) {
+          longer.push_back(text + (text.empty() ? "" : ",") + setting.name + "=" + std::to_string(value));
+        }
+      }
+      texts = longer;
+    }
+  }
+  return texts;
+}
+
+class EverySetting : public KernelTest {
+ protected:
+  void SetUp() override {
+    KernelTest::SetUp();
+    if (IsSkipped()) return;
+    texts_ = combinations(GetParam().name);
+    if (texts_.size() == 1) GTEST_SKIP() << GetParam().name << " has no settings";
+    std::shuffle(texts_.begin(), texts_.end(), random);
+    if (small_run()) texts_.resize(std::min<std::size_t>(texts_.size(), 60));
+  }
+
+  void expect_right(const Inputs& inputs, const Truth& truth, const std::string& settings) {
+    SCOPED_TRACE(settings + " on " + inputs.problem.describe());
+    Call call(inputs, device(), CallOptions{placements_of(inputs.problem)});
+    Execution asked = execution();
+    asked.settings = settings;
+    if (run(call, asked)) expect_matches(inputs, call.outputs(), truth);
+  }
+
+  std::vector<std::string> texts_;
+};
+
+TEST_P(EverySetting, GivesTheReferencesAnswer) {
+  Case delta;
+  delta.recurrence = kda();
+  delta.tokens = 75;
+  delta.heads = 1;
+  delta.value_heads = 2;
+  delta.key_dim = 72;
+  delta.value_dim = 136;
+  delta.qk_l2norm = delta.beta_to_two = delta.with_initial_state = true;
+  const Inputs delta_inputs = make_inputs(delta, random);
+  Case normalized = delta;
+  normalized.recurrence = linear();
+  normalized.recurrence.normalize = true;
+  normalized.cu_seqlens = {0, 40, 40, 75};
+  normalized.dtype = DType::bf16;
+  const Inputs normalized_inputs = make_inputs(normalized, random);
+  const Truth delta_truth = oracle(delta_inputs), normalized_truth = oracle(normalized_inputs);
+  for (const std::string& settings : texts_) {
+    expect_right(delta_inputs, delta_truth, settings);
+    expect_right(normalized_inputs, normalized_truth, settings);
+    if (HasFailure()) break;
+  }
+  EXPECT_GT(ran(), 0);
+}
+
+TEST_P(EverySetting, GivesTheReferencesAnswerOnSampledProblems) {
+  constexpr std::size_t kMost = 150;
+  texts_.resize(std::min(texts_.size(), kMost));
+  for (const std::string& settings : texts_) {
+    const Inputs inputs = make_inputs(random_case(random), random);
+    expect_right(inputs, oracle(inputs), settings);
+    if (HasFailure()) break;
+  }
+  EXPECT_GT(ran(), 0);
+}
+
+EVERY_KERNEL(EverySetting);
+
+}  // namespace
+}  // namespace delta_attention::test
