@@ -56,7 +56,7 @@ def run(command, folder=None):
 
 # The numbers that stand for enumerators in a template's arguments.
 ENUMERATORS = {"Update": ["additive", "delta"], "Gate": ["none", "scalar", "channel"],
-               "Layout": ["row_major", "striped", "vectors"], "Loads": ["async_copies", "registers", "sequence_lanes"]}
+               "Layout": ["row_major", "striped", "vectors"], "Loads": ["async_copies", "registers"]}
 
 
 def short_name(demangled):

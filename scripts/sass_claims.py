@@ -6,7 +6,7 @@ A claim looks at a few instantiations of a template where all of them come from 
 
 # Representatives: the chunk pipeline's tiles for 128 keys, and the on-chip kernel as the library runs it.
 PIPELINE = r"^chunk_pipeline<Policy<delta, (scalar|channel), \w+, 128, 16>>"
-ON_CHIP = r"^on_chip<Policy<\w+, (8|16), 32, vectors, async_copies, true>>"
+ON_CHIP = r"^on_chip<Policy<\w+, 16, (8|32), 256, vectors, async_copies>>"
 
 # What each rounded operation of a compensated sum must compile to: nothing merged, nothing left out.
 ROUNDED = {"file": "src/state/summation.h",
@@ -17,13 +17,14 @@ CLAIMS = {
     "blocks": [
         {"kernel": r"^step<", "blocks": 4},
         {"kernel": r"^(chunk_pipeline|prepare_chunk)<Policy<\w+, \w+, \w+, (64|128), \d+>>", "blocks": 2},
-        {"kernel": r"^on_chip<", "blocks": 2},
+        {"kernel": r"^on_chip<Policy<\w+, \d+, (16|32|128), 256, \w+, async_copies>>", "blocks": 2},
+        {"kernel": r"^prepare_micro_chunks<", "blocks": 3},
     ],
     # 128-bit accesses where the kernels' stories claim them.
     "wide_accesses": [
         # f32 rows of 128 channels, 4 a lane, go straight to shared memory (cuda/device/rows.cuh).
         {"kernel": PIPELINE, "instruction": r"LDGSTS\.E\.BYPASS\.128", "at_least": 1},
-        # So do the on-chip kernel's token tiles; the sums of a group's blocks are gathered in 128 bits, too.
+        # So do the on-chip kernel's prepared micro-chunks; the sums of a group's blocks are gathered in 128 bits, too.
         {"kernel": ON_CHIP, "instruction": r"LDGSTS\.E\.BYPASS\.128", "at_least": 1},
         {"kernel": ON_CHIP, "instruction": r"LDG\.E\.128\.STRONG\.GPU", "at_least": 1},
     ],

@@ -6,6 +6,9 @@ namespace delta_attention {
 
 // One line a kernel.
 extern const Kernel cpu_without_decay_kernel;
+#if defined(DELTA_ATTENTION_WITH_CUDA)
+extern const Kernel on_chip_without_decay_kernel;
+#endif
 
 namespace diagnostics {
 namespace {
@@ -13,6 +16,9 @@ namespace {
 const std::vector<const Kernel*>& kernels() {
   static const std::vector<const Kernel*> list = {
       &cpu_without_decay_kernel,
+#if defined(DELTA_ATTENTION_WITH_CUDA)
+      &on_chip_without_decay_kernel,
+#endif
   };
   return list;
 }

@@ -16,7 +16,7 @@ const Kernel on_chip_compensated_kernel = {
     on_chip::settings<CompensatedSum>,
     on_chip::unsupported<CompensatedSum>,
     on_chip::workspace<CompensatedSum>,
-    on_chip::launch<CompensatedSum>,
+    [](const Launch& call) { on_chip::launch<CompensatedSum>(call, true); },
     on_chip::unrepeatable,
 };
 

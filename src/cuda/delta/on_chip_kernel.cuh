@@ -15,7 +15,7 @@
 //     publish         to the group: its slot in global memory, then its arrival; wait for the group's
 //     correct_tokens  sum the group's parts, u = U - S0^T W
 //     advance         S <- Diag(b_F) S + R u^T
-// Two warps more help meanwhile: start_tile fetches the next micro-chunk's factors, store_outputs writes what the one before has read.
+// Two warps more (four for slices of 8 columns) help meanwhile: start_tile fetches the next micro-chunk's factors, store_outputs writes what the one before has read.
 //
 // Flush. Ordered (the default): each block writes a slot of its own and all sum the slots in the order of ranks, the same bits on every
 // run. Atomic: all add to one slot; less reading, but the order of additions is the hardware's. Arrivals are counted by an atomic
@@ -26,7 +26,7 @@
 // most what the GPU can hold at once, and a group waits for its own blocks only: those with lower tickets are running, and those
 // with higher ones start as soon as groups before them end. More heads than fit only make the loop longer.
 //
-// Budget. 256 + 64 threads, at most 96 registers each. Shared memory for R row blocks of K/R rows and C columns: the state 4 K C / R bytes
+// Budget. 256 + 64 threads of at most 96 registers, two blocks a multiprocessor; slices of 8 columns 256 + 128 of at most 168, one block. Shared memory for R row blocks of K/R rows and C columns: the state 4 K C / R bytes
 // (twice that compensated), two tiles of 4 (3 F K / R + F C), the sums. Workspace: 4 (3 K + V + F + K / F) bytes a token and value head.
 //
 // Wins and losses, with measured ratios: docs/performance.md. A chain of T / F exchanges through the L2 cache bounds the time of few long
@@ -162,7 +162,7 @@ __device__ __forceinline__ void compute_item(const Params& params, const Block& 
 }
 
 template <class P>
-__global__ void __launch_bounds__(P::kThreads + kHelpers, P::kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(P::kThreads + P::kHelpers, P::kBlocksPerMultiprocessor)
     on_chip(const __grid_constant__ Params params) {
   extern __shared__ float4 dynamic_shared[];
   const Shared<P> shared(reinterpret_cast<float*>(dynamic_shared), params.row_tile, params.buffers);
@@ -213,7 +213,7 @@ struct Plan {
   int row_tile = 0;  // rows of a block, in whole 16-byte pieces
   std::int64_t slices = 0, items = 0;
   int groups = 0;
-  int exchange_floats = 0, tile_floats = 0, blocks_per_multiprocessor = 0;
+  int exchange_floats = 0, tile_floats = 0, blocks_per_multiprocessor = 0, helpers = 0;
   std::size_t shared_bytes = 0, prepare_shared_bytes = 0;  // 0: there is no such kernel
   bool fits = false;                                       // in the device's shared memory
 
@@ -269,6 +269,7 @@ void set_row_blocks(const Problem& p, const DeviceProperties& device, int row_bl
     plan.shared_bytes = Shared<P>::count(plan.row_tile, plan.buffers) * sizeof(float);
     plan.exchange_floats = P::kExchange;
     plan.blocks_per_multiprocessor = P::kBlocksPerMultiprocessor;
+    plan.helpers = P::kHelpers;
     plan.tile_floats = Shared<P>::tile_floats(plan.row_tile) + P::kFlush * P::kFlush;
     plan.prepare_shared_bytes = PreparedRows<P::kFlush>::floats(plan.factors().key_rows()) * sizeof(float);
   });
@@ -347,7 +348,7 @@ std::string unsupported(const Problem& p, const DeviceProperties& device, const 
   if (plan.groups == 0) {
     return std::to_string(plan.row_blocks) + " row blocks do not fit on " + device.name + " at once";
   }
-  if (plan.loads == Loads::registers && plan.tile_floats > (kMostStaged - 3) * 4 * kHelpers) {
+  if (plan.loads == Loads::registers && plan.tile_floats > (kMostStaged - 3) * 4 * plan.helpers) {
     return "a tile of " + std::to_string(plan.tile_floats) + " numbers does not fit in registers";
   }
   constexpr std::int64_t kMostBlocks = 0x7fffffff, kMostHeads = 0xffff;
@@ -393,9 +394,9 @@ inline Params make_params(const Problem& p, const Plan& plan, const WorkspaceLay
   return params;
 }
 
-/// `decays` = false drops the gate: wrong on purpose, for the diagnostic.
+/// `decays` = false drops the gate, for the diagnostic kernel.
 template <class Sum>
-void launch_with(const Launch& call, bool decays) {
+void launch(const Launch& call, bool decays) {
   const Plan plan = make_plan<Sum>(call.problem, call.device, call.settings);
   const WorkspaceLayout layout(call.problem, plan);
   const auto stream = static_cast<cudaStream_t>(call.stream);
@@ -410,14 +411,9 @@ void launch_with(const Launch& call, bool decays) {
     DELTA_ATTENTION_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                               static_cast<int>(plan.shared_bytes)));
     const auto blocks = static_cast<unsigned>(plan.groups * plan.row_blocks);
-    kKernel<<<blocks, plan.threads + kHelpers, plan.shared_bytes, stream>>>(params);
+    kKernel<<<blocks, plan.threads + plan.helpers, plan.shared_bytes, stream>>>(params);
     DELTA_ATTENTION_CUDA(cudaGetLastError());
   });
-}
-
-template <class Sum>
-void launch(const Launch& call) {
-  launch_with<Sum>(call, true);
 }
 
 }  // namespace delta_attention::on_chip

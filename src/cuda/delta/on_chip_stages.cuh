@@ -2,7 +2,7 @@
 
 // The stages of the on-chip chain (on_chip_kernel.cuh tells its story): what one block does with one prepared micro-chunk, as functions.
 // "Rows" are the block's key channels, "columns" its value columns, "vectors" the 2F vectors W_i and Q_i. The first P::kThreads threads
-// compute, the other kHelpers fetch tiles and store outputs.
+// compute, the other P::kHelpers fetch tiles and store outputs.
 
 #include <cuda_pipeline_primitives.h>
 
@@ -15,7 +15,6 @@
 
 namespace delta_attention::on_chip {
 
-constexpr int kHelpers = 64;    // threads that fetch tiles and store outputs beside those that compute
 constexpr int kMostStaged = 8;  // 16-byte pieces that a helper holds with Loads::registers
 
 /// Which columns of a row a thread touches together, and how. They differ in shared-memory bank conflicts alone.
@@ -41,7 +40,9 @@ struct Policy {
   static constexpr Layout kLayout = kLayoutValue;
   static constexpr Loads kLoads = kLoadsValue;
 
-  static constexpr int kBlocksPerMultiprocessor = kLoads == Loads::registers ? 1 : 512 / kThreads;  // that registers allow
+  // Slices of 8 columns are for few heads, where a block has a multiprocessor to itself: more threads to help and more registers.
+  static constexpr int kHelpers = kColumns == 8 ? 128 : 64;  // threads that fetch tiles and store outputs
+  static constexpr int kBlocksPerMultiprocessor = kLoads == Loads::registers || kColumns == 8 ? 1 : 512 / kThreads;
   static constexpr bool kCompensated = sizeof(Sum) == 2 * sizeof(float);
   static constexpr int kColumnGroups = kColumns / 4;
   static constexpr int kVectors = 2 * kFlush;
@@ -272,12 +273,12 @@ __device__ __forceinline__ void for_each_piece(const FactorLayout& layout, const
   constexpr int kF = P::kFlush, kPerRow = P::kColumns / 4, kProducts = (kF * kF + 3) / 4;
   const float* rows = factors + block.rank * layout.block_floats();
 #pragma unroll 4
-  for (int i = 4 * helper; i < layout.block_floats(); i += 4 * kHelpers) move(rows + i, tile.vectors + i);
+  for (int i = 4 * helper; i < layout.block_floats(); i += 4 * P::kHelpers) move(rows + i, tile.vectors + i);
   const float* values = factors + layout.values() + block.first_column;
-  for (int i = helper; i < kF * kPerRow; i += kHelpers) {
+  for (int i = helper; i < kF * kPerRow; i += P::kHelpers) {
     move(values + i / kPerRow * layout.value_columns + i % kPerRow * 4, tile.values + i * 4);
   }
-  for (int i = helper; i < kProducts; i += kHelpers) move(factors + layout.products() + 4 * i, products + 4 * i);
+  for (int i = helper; i < kProducts; i += P::kHelpers) move(factors + layout.products() + 4 * i, products + 4 * i);
 }
 
 /// What a helper holds of the next micro-chunk with Loads::registers.
@@ -332,7 +333,8 @@ __device__ __forceinline__ void read_state(const Shared<P>& shared, const Tile& 
   const int place = threadIdx.x % P::kTiles, row_group = threadIdx.x / P::kTiles;
   const int group = place % P::kColumnGroups, first_vector = place / P::kColumnGroups * P::kVectorTile;
   float product[P::kVectorTile][4] = {};
-#pragma unroll 2
+  constexpr int kUnroll = P::kBlocksPerMultiprocessor == 1 ? 8 : 2;
+#pragma unroll kUnroll
   for (int row = row_group; row < shared.rows; row += P::kRowGroups) {
     StateTile<typename P::Sum, 1, 4> cells;
     load_cells<P>(shared, row, group, cells.cell[0]);
@@ -501,7 +503,8 @@ __device__ __forceinline__ void advance_rows(const Shared<P>& shared, const Tile
       decay(cells, r, tile.decay_end[first_row + r]);
     }
     constexpr int kAtOnce = P::kFlush < 4 ? P::kFlush : 4;  // tokens
-#pragma unroll 1
+    constexpr int kUnroll = P::kBlocksPerMultiprocessor == 1 ? 4 : 1;
+#pragma unroll kUnroll
     for (int j = 0; j < P::kFlush; j += kAtOnce) {
       float key[kRows][kAtOnce];
 #pragma unroll
@@ -550,11 +553,11 @@ __device__ __forceinline__ void store_outputs(const Problem& p, const Block& blo
       for (int j = 0; j <= helper; ++j) z += products[helper * kF + j];
       shared.divisors[helper] = z;
     }
-    sync_part(2, kHelpers);
+    sync_part(2, P::kHelpers);
   }
   const std::int64_t start = p.out.offset(block.batch, block.first_token + first, block.value_head) + block.first_column;
 #pragma unroll 1
-  for (int at = helper; at < kF * P::kColumns; at += kHelpers) {
+  for (int at = helper; at < kF * P::kColumns; at += P::kHelpers) {
     const int i = group.rank + at / P::kColumns * group.blocks, column = at % P::kColumns;
     if (i >= kF || i >= left) break;
     if (column >= block.columns) continue;
