@@ -44,6 +44,7 @@
 #include "api/architectures.h"
 #include "api/kernel.h"
 #include "cuda/delta/chunk_pipeline_stages.cuh"
+#include "cuda/device/copied_normalizers.cuh"
 #include "cuda/device/runtime.h"
 #include "cuda/device/signal.cuh"
 
@@ -68,12 +69,6 @@ struct Plan {
   std::int64_t chains_per_sequence(const Problem& p) const { return p.value_heads * slices; }
 };
 
-/// Elements of the initial normalisers that are copied before they are used: every slice of a head reads them, and one of them writes
-/// the final ones, perhaps in the same memory.
-inline std::int64_t copied_normalizers(const Problem& p) {
-  return p.normalize && p.initial_normalizer.present ? p.sequences * p.value_heads * p.key_dim : 0;
-}
-
 /// Where things lie in the workspace.
 struct WorkspaceLayout {
   std::size_t control, progress, runs, states, normalizers, bytes;
@@ -90,7 +85,7 @@ struct WorkspaceLayout {
     progress = reserve(chains * sizeof(int));
     runs = reserve(static_cast<std::size_t>(plan.most_runs) * sizeof(Run));
     states = reserve(chains * static_cast<std::size_t>(plan.handoff_floats) * sizeof(float));
-    normalizers = reserve(static_cast<std::size_t>(copied_normalizers(p)) * sizeof(float));
+    normalizers = reserve(copied_normalizers_bytes(p));
     bytes = end;
   }
 };
@@ -110,7 +105,6 @@ struct Params {
   Run* runs;
   float* states;
   std::int64_t handoff_floats;
-  float* normalizers;  // [N,HV,K], the copy
 };
 
 // ---------------------------------------------------------------------------------------------------------- work list
@@ -158,16 +152,6 @@ static __global__ void __launch_bounds__(kPlanThreads, 1) plan_runs(const __grid
   if (threadIdx.x == 0) {
     *params.ticket = 0;
     *params.run_count = static_cast<int>(listed < params.most_runs ? listed : params.most_runs);
-  }
-}
-
-static __global__ void __launch_bounds__(kThreads) copy_normalizers(const __grid_constant__ Params params) {
-  const Problem& p = params.problem;
-  const std::int64_t all = p.sequences * p.value_heads * p.key_dim, step = std::int64_t{gridDim.x} * kThreads;
-  for (std::int64_t i = blockIdx.x * std::int64_t{kThreads} + threadIdx.x; i < all; i += step) {
-    const std::int64_t head = i / p.key_dim;
-    const std::int64_t at = p.initial_normalizer.offset(head / p.value_heads, head % p.value_heads, i % p.key_dim);
-    params.normalizers[i] = p.initial_normalizer.load(at);
   }
 }
 
@@ -296,22 +280,6 @@ void launch_with(Params params, std::int64_t blocks, cudaStream_t stream) {
   DELTA_ATTENTION_CUDA(cudaGetLastError());
 }
 
-/// Copies the initial normalisers and lets the problem read the copy.
-inline void use_copied_normalizers(Params& params, cudaStream_t stream) {
-  constexpr std::int64_t kMostBlocks = 1024;
-  Problem& p = params.problem;
-  const auto blocks = static_cast<unsigned>(std::min(ceil_div(copied_normalizers(p), kThreads), kMostBlocks));
-  copy_normalizers<<<blocks, kThreads, 0, stream>>>(params);
-  DELTA_ATTENTION_CUDA(cudaGetLastError());
-  InputOperand copy;
-  copy.data = params.normalizers;
-  copy.present = true;
-  copy.strides[0] = p.value_heads * p.key_dim;
-  copy.strides[1] = p.key_dim;
-  copy.strides[2] = 1;
-  p.initial_normalizer = copy;
-}
-
 template <class Sum>
 void launch(const Launch& call) {
   const Problem& p = call.problem;
@@ -333,12 +301,11 @@ void launch(const Launch& call) {
   params.runs = reinterpret_cast<Run*>(memory + layout.runs);
   params.states = reinterpret_cast<float*>(memory + layout.states);
   params.handoff_floats = plan.handoff_floats;
-  params.normalizers = reinterpret_cast<float*>(memory + layout.normalizers);
 
   const auto stream = static_cast<cudaStream_t>(call.stream);
   plan_runs<<<1, kPlanThreads, 0, stream>>>(params);
   DELTA_ATTENTION_CUDA(cudaGetLastError());
-  if (copied_normalizers(p) > 0) use_copied_normalizers(params, stream);
+  use_copied_normalizers(params.problem, reinterpret_cast<float*>(memory + layout.normalizers), stream);
   const std::int64_t blocks = plan.most_runs * plan.chains_per_sequence(p);
   with_policy<Sum, 32>(p, plan.slice, [&](auto policy) { launch_with<decltype(policy)>(params, blocks, stream); });
 }

@@ -60,6 +60,14 @@ struct Policy {
   static constexpr int kSplit = kDenominators / 4 >= kThreads ? 1 : 4 * kThreads / kDenominators;
   static_assert(kSplit <= kRowGroups && kSplit <= kWarpSize && kRowGroups % kSplit == 0);
 
+  /// Products are stored, exchanged and summed in the order that the threads which made them lie in (with Layout::vectors), so that
+  /// neighbouring threads touch neighbouring pieces; this is the place of such a piece in the arrays above.
+  static __device__ __forceinline__ int place_of(int piece) {
+    if (kLayout != Layout::vectors || piece >= kDenominators / 4) return piece;
+    const int tile = piece % kTiles, vector = tile / kColumnGroups * kVectorTile + piece / kTiles;
+    return vector * kColumnGroups + tile % kColumnGroups;
+  }
+
   /// Pieces of four numbers that are exchanged: denominators only where they are asked for.
   static __device__ __forceinline__ int pieces(const Problem& p) {
     return (p.normalize ? kExchange : kDenominators) / 4;
@@ -88,7 +96,7 @@ template <class P>
 struct Shared {
   float *state, *state_compensation;            // [rows][C]
   float *normalizer, *normalizer_compensation;  // [rows]
-  float* partial;                               // [kRowGroups][2F][C]
+  float* partial;                               // [kRowGroups][2F C / 4] pieces of four products (P::place_of)
   float *denominators, *divisors;               // [F]  the block's part of z0^T Q_i; z^T q_i
   float *all_sums, *all_u;                      // [2][kExchange], [2][F][C]
   float* all_products;                          // [3][F][F]  A, kept until the outputs are stored
@@ -352,7 +360,13 @@ __device__ __forceinline__ void read_state(const Shared<P>& shared, const Tile& 
   }
 #pragma unroll
   for (int v = 0; v < P::kVectorTile; ++v) {
-    store_four<P>(shared.partial + (row_group * P::kVectors + first_vector + v) * P::kColumns, group, product[v]);
+    if constexpr (P::kLayout == Layout::vectors) {
+      const int piece = (row_group * P::kVectorTile + v) * P::kTiles + place;
+      reinterpret_cast<float4*>(shared.partial)[piece] =
+          make_float4(product[v][0], product[v][1], product[v][2], product[v][3]);
+    } else {
+      store_four<P>(shared.partial + (row_group * P::kVectors + first_vector + v) * P::kColumns, group, product[v]);
+    }
   }
 }
 
@@ -403,28 +417,41 @@ __device__ __forceinline__ void add_to(float4& sum, const float4& x) {
   sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
 }
 
-/// Piece `i` of four numbers of what the block has for the group. P::kSplit neighbouring lanes add up a part of the row groups each and
-/// have all the same sum in the end; whole warps.
+/// Which pieces a thread sums: P::kSplit lanes of a warp share one, each with a part of the row groups, and neighbouring lanes have
+/// neighbouring pieces.
 template <class P>
-__device__ __forceinline__ float4 own_part(const Shared<P>& shared, int i) {
+struct PieceWalk {
+  static constexpr int kAside = kWarpSize / P::kSplit;  // pieces of a warp
+  int piece, part;
+
+  __device__ __forceinline__ PieceWalk() {
+    const int lane = threadIdx.x % kWarpSize;
+    piece = static_cast<int>(threadIdx.x) / kWarpSize * kAside + lane % kAside;
+    part = lane / kAside;
+  }
+  __device__ __forceinline__ void next() { piece += P::kThreads / P::kSplit; }
+};
+
+/// A piece of four numbers of what the block has for the group; the same in all lanes that share it. Whole warps.
+template <class P>
+__device__ __forceinline__ float4 own_part(const Shared<P>& shared, const PieceWalk<P>& walk) {
   constexpr int kPieces = P::kDenominators / 4, kPart = P::kRowGroups / P::kSplit;
-  if (i >= kPieces) {
+  if (walk.piece >= kPieces) {
     float four[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int token = (i - kPieces) * 4 + e;
+      const int token = (walk.piece - kPieces) * 4 + e;
       four[e] = token < P::kFlush ? shared.denominators[token] : 0.0f;
     }
     return make_float4(four[0], four[1], four[2], four[3]);
   }
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const int first = threadIdx.x % P::kSplit * kPart;
 #pragma unroll
   for (int g = 0; g < kPart; ++g) {
-    add_to(sum, reinterpret_cast<const float4*>(shared.partial)[(first + g) * kPieces + i]);
+    add_to(sum, reinterpret_cast<const float4*>(shared.partial)[(walk.part * kPart + g) * kPieces + walk.piece]);
   }
 #pragma unroll
-  for (int step = 1; step < P::kSplit; step *= 2) {
+  for (int step = PieceWalk<P>::kAside; step < kWarpSize; step *= 2) {
     add_to(sum, make_float4(__shfl_xor_sync(kFullWarp, sum.x, step), __shfl_xor_sync(kFullWarp, sum.y, step),
                             __shfl_xor_sync(kFullWarp, sum.z, step), __shfl_xor_sync(kFullWarp, sum.w, step)));
   }
@@ -435,21 +462,21 @@ __device__ __forceinline__ float4 own_part(const Shared<P>& shared, int i) {
 template <class P>
 __device__ __forceinline__ void publish(const Problem& p, const Group& group, const Shared<P>& shared) {
   float* slot = group.atomic ? group.place<P>(0) : group.place<P>(0) + group.rank * P::kExchange;
-  for (int i = threadIdx.x / P::kSplit; i < P::pieces(p); i += P::kThreads / P::kSplit) {
-    const float4 sum = own_part<P>(shared, i);
-    if (threadIdx.x % P::kSplit != 0) continue;
+  for (PieceWalk<P> walk; walk.piece < P::pieces(p); walk.next()) {
+    const float4 sum = own_part<P>(shared, walk);
+    if (walk.part != 0) continue;
     if (group.atomic) {
-      add_four(slot + i * 4, sum);
+      add_four(slot + walk.piece * 4, sum);
     } else {
-      __stcg(reinterpret_cast<float4*>(slot) + i, sum);
+      __stcg(reinterpret_cast<float4*>(slot) + walk.piece, sum);
     }
   }
 }
 
-/// Piece `i` of the group's sums.
+/// A piece of the group's sums.
 template <class P>
-__device__ __forceinline__ float4 group_sum(const Group& group, int i) {
-  const float4* from = reinterpret_cast<const float4*>(group.place<P>(0)) + i;
+__device__ __forceinline__ float4 group_sum(const Group& group, int piece) {
+  const float4* from = reinterpret_cast<const float4*>(group.place<P>(0)) + piece;
   if (group.atomic) return __ldcg(from);
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 2
@@ -473,9 +500,10 @@ __device__ __forceinline__ void clear_next_place(const Group& group) {
 template <class P>
 __device__ __forceinline__ void correct_tokens(const Problem& p, const Group& group, std::int64_t left,
                                                const Shared<P>& shared, const Tile& tile, float* sums, float* u) {
-  for (int i = threadIdx.x / P::kSplit; i < P::pieces(p); i += P::kThreads / P::kSplit) {
-    const float4 sum = group.blocks == 1 ? own_part<P>(shared, i) : group_sum<P>(group, i);
-    if (threadIdx.x % P::kSplit != 0) continue;
+  for (PieceWalk<P> walk; walk.piece < P::pieces(p); walk.next()) {
+    const float4 sum = group.blocks == 1 ? own_part<P>(shared, walk) : group_sum<P>(group, walk.piece);
+    if (walk.part != 0) continue;
+    const int i = P::place_of(walk.piece);
     if (i >= P::kReads / 4) {
       reinterpret_cast<float4*>(sums)[i] = sum;
       continue;
