@@ -224,7 +224,7 @@ void print_result(const Result& result) {
   const double base_ms = baseline(result.measurements).median_ms;
   const char* recurrence = result.problem.preset.name;
   for (const Measurement& each : result.measurements) {
-    fmt::print("  {:<16} {:<26} {:<7} {:>9.1e} {:>10.1e} {:>11} {:>12.0f} {:>7.1f}x\n", recurrence, each.kernel,
+    fmt::print("  {:<16} {:<30} {:<7} {:>9.1e} {:>10.1e} {:>11} {:>12.0f} {:>7.1f}x\n", recurrence, each.kernel,
                text_of(each.device), each.error, each.error_f32, duration(each.median_ms),
                tokens_per_second(result, each), base_ms / each.median_ms);
     recurrence = "";
@@ -238,7 +238,7 @@ void print_results(const std::vector<Result>& results) {
     if (result.problem.title != title) {
       title = result.problem.title;
       fmt::print("\n{}, {} tokens\n", title, q.shape[1]);
-      fmt::print("  {:<16} {:<26} {:<7} {:>9} {:>10} {:>11} {:>12} {:>8}\n", "recurrence", "kernel", "device",
+      fmt::print("  {:<16} {:<30} {:<7} {:>9} {:>10} {:>11} {:>12} {:>8}\n", "recurrence", "kernel", "device",
                  fmt::format("error {}", name(q.dtype)), "error f32", "time", "tokens/s", "speed");
     }
     print_result(result);
