@@ -30,8 +30,6 @@ using Index = std::int64_t;
 struct Schedule {
   int micro_chunk = 8;  // F: tokens between two updates of the state
   int row_groups = 8;   // S^T x is summed inside each group of rows of the state, then over the groups, in order
-  bool solves_keys =
-      true;  // W and U come before the state (V1, V2); otherwise u is solved for once S^T (b*k) is known (V3, V4)
 };
 
 struct StagedKernel {
@@ -42,12 +40,13 @@ struct StagedKernel {
   const char* settings;  // Execution::settings under which the kernel has this schedule
 };
 
-/// The kernels by name. Row groups: the 8 lanes that share a column in V1 and V2; 4 blocks of rows in V3 and V4.
+/// The kernels by name. Row groups: the 8 lanes that share a column in V1 and V2; in V3 and V4 4 blocks of rows, whose sums are
+/// added in the order of their ranks.
 inline constexpr StagedKernel kStagedKernels[] = {
-    {"v1_chunk_pipeline", "V1", false, {8, 8, true}, ""},
-    {"v2_chunk_pipeline_compensated", "V2", true, {8, 8, true}, ""},
-    {"v3_on_chip", "V3", false, {8, 4, false}, "flush=8,row_blocks=4"},
-    {"v4_on_chip_compensated", "V4", true, {8, 4, false}, "flush=8,row_blocks=4"},
+    {"v1_chunk_pipeline", "V1", false, {8, 8}, ""},
+    {"v2_chunk_pipeline_compensated", "V2", true, {8, 8}, ""},
+    {"v3_on_chip", "V3", false, {8, 4}, "flush=8,row_blocks=4"},
+    {"v4_on_chip_compensated", "V4", true, {8, 4}, "flush=8,row_blocks=4"},
 };
 
 inline float load(const ConstTensor& x, Index i, Index j = 0, Index k = 0, Index l = 0) {
@@ -165,7 +164,8 @@ class HeadEmulation {
     }
   }
 
-  /// W_i and U_i, or only b_i*k_i; Q_i, A_ij and R_i (src/cuda/device/micro_chunk.cuh has the formulas).
+  /// W_i, U_i, Q_i, A_ij and R_i, which need no state: src/cuda/device/micro_chunk.cuh (V1, V2) and
+  /// src/cuda/delta/on_chip_prepare.cuh (V3, V4) have the formulas.
   DELTA_ATTENTION_HOST_DEVICE void prepare_keys(Index b, Index t) {
     std::fill(since_start_.begin(), since_start_.end(), 1.0f);
     std::fill(log_since_start_.begin(), log_since_start_.end(), 0.0f);
@@ -184,7 +184,7 @@ class HeadEmulation {
       std::copy(key, key + K_, weights);
       multiply(since_start_.data(), query);
       multiply(since_start_.data(), weights);
-      if (schedule_.solves_keys) solve_keys(i);
+      solve_keys(i);
     }
     for (Index e = 0; e < K_; ++e) {
       const auto at = static_cast<std::size_t>(e);
@@ -209,30 +209,21 @@ class HeadEmulation {
   /// u and the read-outs of the micro-chunk, from the state before it.
   DELTA_ATTENTION_HOST_DEVICE void step() {
     multiply_state(query_.data(), product_.data());
-    if (is_delta()) multiply_state(weights_.data(), predicted_.data());
+    if (is_delta()) correct_tokens();
     for (int i = 0; i < tokens_; ++i) {
-      correct_token(i);
       for (int j = 0; j <= i; ++j) {
         add_multiple(query_products_[at(i, j)], u_.data() + j * V_, V_, product_.data() + i * V_);
       }
     }
   }
 
-  DELTA_ATTENTION_HOST_DEVICE void correct_token(int i) {
-    float* const u = u_.data() + i * V_;
-    const float* const predicted = predicted_.data() + i * V_;
-    const float beta = schedule_.solves_keys ? 1.0f : beta_[static_cast<std::size_t>(i)];
-    if (!is_delta()) {
-      for (Index j = 0; j < V_; ++j) u[j] = correct<Update::additive>(u[j], 0.0f, beta);
-      return;
+  /// u = U - S^T W.
+  DELTA_ATTENTION_HOST_DEVICE void correct_tokens() {
+    multiply_state(weights_.data(), predicted_.data());
+    for (Index j = 0; j < tokens_ * V_; ++j) {
+      const auto at = static_cast<std::size_t>(j);
+      u_[at] = correct<Update::delta>(u_[at], predicted_[at], 1.0f);
     }
-    if (schedule_.solves_keys) {
-      for (Index j = 0; j < V_; ++j) u[j] = correct<Update::delta>(u[j], predicted[j], 1.0f);
-      return;
-    }
-    for (Index j = 0; j < V_; ++j) u[j] = rounded_sub(u[j], predicted[j]);
-    for (int j = 0; j < i; ++j) add_multiple(-key_products_[at(i, j)], u_.data() + j * V_, V_, u);
-    for (Index j = 0; j < V_; ++j) u[j] = rounded_mul(beta, u[j]);
   }
 
   /// result_i = S^T x_i for the vectors x of the micro-chunk.
@@ -325,7 +316,7 @@ class HeadEmulation {
   int tokens_ = 0;
   std::vector<float> query_;                                  // [F][K]: q, then Q
   std::vector<float> key_;                                    // [F][K]: k, decayed as tokens come: R in the end
-  std::vector<float> weights_;                                // [F][K]: W, or b*k
+  std::vector<float> weights_;                                // [F][K]: b*k, then W
   std::vector<float> u_;                                      // [F][V]: v, then U, then u
   std::vector<float> predicted_, product_;                    // [F][V]: S^T W; S^T Q, then the read-outs
   std::vector<float> key_products_, query_products_;          // [F][F]: <k_i, d_ij k_j>, <q_i, d_ij k_j>
