@@ -13,7 +13,7 @@ OPTIMISATIONS = [
      "before": "v3_on_chip:flush=8,columns=128,row_blocks=4,layout=0", "after": "v3_on_chip:flush=8,columns=128,row_blocks=4,layout=1"},
     {"name": "H2b", "what": "row-major in 16-byte vectors, not striped", "figure": "bank_conflict_percent", "article": "—",
      "before": "v3_on_chip:flush=8,columns=128,row_blocks=4,layout=1", "after": "v3_on_chip:flush=8,columns=128,row_blocks=4,layout=2"},
-    {"name": "H3", "what": "two buffers: the next micro-chunk is loaded while sums travel", "figure": "instructions_per_cycle",
+    {"name": "H3", "what": "two buffers: the next micro-chunk is loaded under the one before", "figure": "instructions_per_cycle",
      "article": "IPC 1.2 → 1.6",
      "before": "v3_on_chip:flush=8,columns=32,row_blocks=4,buffers=1", "after": "v3_on_chip:flush=8,columns=32,row_blocks=4,buffers=2"},
     {"name": "H4", "what": "exchange every 8 tokens, not every token (atomic flush)", "figure": "atomic_stall_percent",

@@ -9,7 +9,7 @@ namespace delta_attention {
 
 const Kernel on_chip_kernel = {
     "v3_on_chip",
-    "state on chip, its rows split over blocks that exchange sums every F tokens (V3)",
+    "state on chip from first token to last, split over blocks that exchange sums every F tokens (V3)",
     DeviceType::cuda,
     true,
     5,

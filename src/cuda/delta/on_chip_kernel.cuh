@@ -15,7 +15,8 @@
 //     publish         to the group: its slot in global memory, then its arrival; wait for the group's
 //     correct_tokens  sum the group's parts, u = U - S0^T W
 //     advance         S <- Diag(b_F) S + R u^T
-// Two warps more (four for slices of 8 columns) help meanwhile: start_tile fetches the next micro-chunk's factors, store_outputs writes what the one before has read.
+// Two warps more (four for slices of 8 columns) help meanwhile: start_tile fetches the next micro-chunk's factors, store_outputs writes
+// what the one before has read.
 //
 // Flush. Ordered (the default): each block writes a slot of its own and all sum the slots in the order of ranks, the same bits on every
 // run. Atomic: all add to one slot; less reading, but the order of additions is the hardware's. Arrivals are counted by an atomic
@@ -26,8 +27,9 @@
 // most what the GPU can hold at once, and a group waits for its own blocks only: those with lower tickets are running, and those
 // with higher ones start as soon as groups before them end. More heads than fit only make the loop longer.
 //
-// Budget. 256 + 64 threads of at most 96 registers, two blocks a multiprocessor; slices of 8 columns 256 + 128 of at most 168, one block. Shared memory for R row blocks of K/R rows and C columns: the state 4 K C / R bytes
-// (twice that compensated), two tiles of 4 (3 F K / R + F C), the sums. Workspace: 4 (3 K + V + F + K / F) bytes a token and value head.
+// Budget. 256 + 64 threads of at most 96 registers, two blocks a multiprocessor; for slices of 8 columns 256 + 128 of at most 168, one
+// block. Shared memory for R row blocks of K/R rows and C columns: the state 4 K C / R bytes (twice that compensated), two tiles of
+// 4 ((3 F + 1) K / R + F C), the sums. Workspace: 4 (3 K + V + F + K / F) bytes a token and value head.
 //
 // Wins and losses, with measured ratios: docs/performance.md. A chain of T / F exchanges through the L2 cache bounds the time of few long
 // sequences; splitting columns alone (R = 1) has no exchange but leaves each block more rows to read.
@@ -191,7 +193,7 @@ std::vector<Setting> settings() {
                                {"row_blocks", "blocks that share a state's rows, R", {1, 2, 4, 8, 16}},
                                {"columns", "value columns of a block, C", {8, 16, 32, 128}},
                                {"threads", "of a block that compute", {256, 512}},
-                               {"buffers", "tiles of prepared micro-chunks: 2 load under the exchange, 1 after it", {1, 2}}};
+                               {"buffers", "tiles of prepared micro-chunks: 2 load under the one before, 1 after it", {1, 2}}};
   if constexpr (std::is_same_v<Sum, PlainSum>) {
     list.push_back({"layout", "shared state: 0 row-major, 1 striped, 2 row-major in 16-byte vectors", {0, 1, 2}});
     list.push_back({"loads", "tiles: 0 asynchronous copies, 1 through registers", {0, 1}});
@@ -339,7 +341,7 @@ std::string unsupported(const Problem& p, const DeviceProperties& device, const 
   if (p.has_f64) return needs_f32(p);
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
   const Plan plan = make_plan<Sum>(p, device, chosen);
-  if (plan.shared_bytes == 0) return "this combination of flush, columns, layout and loads is not compiled";
+  if (plan.shared_bytes == 0) return "this combination of flush, columns, threads, layout and loads is not compiled";
   if (!plan.fits) {
     return std::to_string(plan.row_tile) + " rows of " + std::to_string(plan.columns) + " columns a block need " +
            std::to_string(std::max(plan.shared_bytes, plan.prepare_shared_bytes)) + " bytes of shared memory; " +
