@@ -1,0 +1,40 @@
+#pragma once
+
+// What a softmax kernel tells the rest of the library about itself: Kernel (api/kernel.h) for the other problem.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "api/kernel.h"
+#include "problem/softmax_problem.h"
+
+namespace delta_attention {
+
+/// One launch: the checked problem and where it runs.
+struct SoftmaxLaunch {
+  const SoftmaxProblem& problem;
+  const SoftmaxArgs& args;  // the caller's own words, for the float64 reference alone
+  const DeviceProperties& device;
+  void* workspace = nullptr;  // at least workspace(problem, device) bytes
+  void* stream = nullptr;
+};
+
+struct SoftmaxKernel {
+  const char* name;
+  const char* summary;
+  DeviceType device;
+  /// Results are the same to the last bit from run to run.
+  bool repeatable;
+  /// Dispatch takes the supported kernel with the highest priority; negative means only when asked for by name.
+  int priority;
+  /// "" if the kernel can run this problem on this device, else the reason why not.
+  std::string (*unsupported)(const SoftmaxProblem&, const DeviceProperties&);
+  std::size_t (*workspace)(const SoftmaxProblem&, const DeviceProperties&);
+  void (*launch)(const SoftmaxLaunch&);
+};
+
+/// Every softmax kernel of this build.
+const std::vector<const SoftmaxKernel*>& softmax_kernels();
+
+}  // namespace delta_attention
