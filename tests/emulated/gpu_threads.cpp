@@ -1,29 +1,43 @@
 #include "emulated/gpu_threads.h"
 
-#include <array>
-#include <memory>
 #include <thread>
-#include <vector>
 
 namespace delta_attention::test {
+namespace {
+
+void run_at_once(const std::vector<BlockIndex>& indices, int threads, const std::vector<int>& threads_of_parts,
+                 const std::function<void()>& body) {
+  std::vector<std::unique_ptr<BlockThreads>> blocks;
+  std::vector<std::thread> workers;
+  for (BlockIndex index : indices) {
+    BlockThreads* block = blocks.emplace_back(std::make_unique<BlockThreads>(threads, threads_of_parts)).get();
+    for (int x = 0; x < threads; ++x) {
+      workers.emplace_back([=, &body] {
+        this_gpu_thread = {x, index, block};
+        body();
+      });
+    }
+  }
+  for (std::thread& worker : workers) worker.join();
+}
+
+}  // namespace
 
 thread_local GpuThread this_gpu_thread;
 
-void run_block(int threads, const std::function<void()>& body) {
-  constexpr int kLanes = 32;
-  Barrier block(threads);
-  std::vector<std::unique_ptr<Barrier>> warps;
-  std::vector<std::array<float, kLanes>> lanes(static_cast<std::size_t>(threads / kLanes));
-  for (int warp = 0; warp < threads / kLanes; ++warp) warps.push_back(std::make_unique<Barrier>(kLanes));
-  std::vector<std::thread> workers;
-  for (int x = 0; x < threads; ++x) {
-    workers.emplace_back([&, x] {
-      const auto warp = static_cast<std::size_t>(x / kLanes);
-      this_gpu_thread = {x, &block, warps[warp].get(), lanes[warp].data()};
-      body();
-    });
-  }
-  for (std::thread& worker : workers) worker.join();
+BlockThreads::BlockThreads(int threads, const std::vector<int>& threads_of_parts) : all(threads) {
+  for (int first = 0; first < threads; first += 32) warps.push_back(std::make_unique<Warp>());
+  for (int part : threads_of_parts) parts.push_back(std::make_unique<Barrier>(part));
+}
+
+void run_block(int threads, const std::function<void()>& body, BlockIndex index) {
+  run_at_once({index}, threads, {}, body);
+}
+
+void run_blocks(int blocks, int threads, const std::vector<int>& threads_of_parts, const std::function<void()>& body) {
+  std::vector<BlockIndex> indices;
+  for (int x = 0; x < blocks; ++x) indices.push_back({x, 0});
+  run_at_once(indices, threads, threads_of_parts, body);
 }
 
 }  // namespace delta_attention::test

@@ -1,41 +1,83 @@
 #pragma once
 
-// A GPU block as host threads: the names that the device code of the chunk pipeline uses, each meaning what CUDA means by it. To be
+// A GPU block as host threads: the names that the device code of the kernels uses, each meaning what CUDA means by it. To be
 // included before the code that it plays the GPU for. Lanes of a warp are threads that meet at shuffles and __syncwarp only, so
 // nothing is in step by accident, and ThreadSanitizer sees every pair of accesses that no barrier orders.
 
 #include <pthread.h>
 
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #define __device__
+#define __host__
+#define __global__
 #define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__  // names one memory for the whole program: only for blocks that run one after another
 
 namespace delta_attention::test {
 
-/// A meeting point of a fixed number of threads. (POSIX's own: ThreadSanitizer knows what it orders, and it is fast.)
+/// A meeting point of a fixed number of threads. (POSIX's own: ThreadSanitizer knows what it orders, and it is fast.) Two take turns: on
+/// a single one, a thread that wakes late would count as ordered after all that others do until the next meeting, races included.
 class Barrier {
  public:
-  explicit Barrier(int threads) { pthread_barrier_init(&barrier_, nullptr, static_cast<unsigned>(threads)); }
-  ~Barrier() { pthread_barrier_destroy(&barrier_); }
+  explicit Barrier(int threads) : threads_(static_cast<std::uint64_t>(threads)) {
+    for (pthread_barrier_t& turn : turns_) pthread_barrier_init(&turn, nullptr, static_cast<unsigned>(threads));
+  }
+  ~Barrier() {
+    for (pthread_barrier_t& turn : turns_) pthread_barrier_destroy(&turn);
+  }
   Barrier(const Barrier&) = delete;
   Barrier& operator=(const Barrier&) = delete;
-  void arrive_and_wait() { pthread_barrier_wait(&barrier_); }
+
+  void arrive_and_wait() {
+    // Relaxed: orders nothing.
+    const std::uint64_t meeting = arrivals_.fetch_add(1, std::memory_order_relaxed) / threads_;
+    pthread_barrier_wait(&turns_[meeting % 2]);
+  }
+  int threads() const { return static_cast<int>(threads_); }
 
  private:
-  pthread_barrier_t barrier_;
+  std::uint64_t threads_;
+  std::atomic<std::uint64_t> arrivals_{0};
+  pthread_barrier_t turns_[2];
+};
+
+/// What the threads of one block share beside memory.
+struct BlockThreads {
+  struct Warp {
+    Barrier barrier{32};
+    std::array<float, 32> lanes;  // numbers that the lanes show one another
+  };
+  Barrier all;
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::vector<std::unique_ptr<Barrier>> parts;  // of sync_part's id 1, 2, ...
+
+  BlockThreads(int threads, const std::vector<int>& threads_of_parts);
+};
+
+struct BlockIndex {
+  int x = 0, y = 0;
 };
 
 struct GpuThread {
-  int x = 0;  // threadIdx.x
-  Barrier* block = nullptr;
-  Barrier* warp = nullptr;
-  float* lanes = nullptr;  // 32 numbers that the lanes of the warp show one another
+  int x = 0;         // threadIdx.x
+  BlockIndex index;  // blockIdx
+  BlockThreads* block = nullptr;
 };
 extern thread_local GpuThread this_gpu_thread;
 
 /// Runs `body` on every thread of one block of `threads` threads.
-void run_block(int threads, const std::function<void()>& body);
+void run_block(int threads, const std::function<void()>& body, BlockIndex index = {});
+
+/// The same for blocks x = 0 .. blocks - 1 at once, parts of which meet in sync_part(1, threads_of_parts[0]) and so on.
+void run_blocks(int blocks, int threads, const std::vector<int>& threads_of_parts, const std::function<void()>& body);
 
 }  // namespace delta_attention::test
 
@@ -45,28 +87,60 @@ struct ThreadIndex {
   } x;
 };
 inline constexpr ThreadIndex threadIdx;
+struct IndexOfBlock {
+  struct {
+    operator int() const { return delta_attention::test::this_gpu_thread.index.x; }
+  } x;
+  struct {
+    operator int() const { return delta_attention::test::this_gpu_thread.index.y; }
+  } y;
+};
+inline constexpr IndexOfBlock blockIdx;
 struct BlockExtent {
   int x;
 };
 inline constexpr BlockExtent blockDim = {256};
 
+struct alignas(8) float2 {
+  float x, y;
+};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-inline void __syncthreads() { delta_attention::test::this_gpu_thread.block->arrive_and_wait(); }
-inline void __syncwarp() { delta_attention::test::this_gpu_thread.warp->arrive_and_wait(); }
+inline void __syncthreads() { delta_attention::test::this_gpu_thread.block->all.arrive_and_wait(); }
+inline delta_attention::test::BlockThreads::Warp& this_warp() {
+  const delta_attention::test::GpuThread& thread = delta_attention::test::this_gpu_thread;
+  return *thread.block->warps[static_cast<std::size_t>(thread.x / 32)];
+}
+inline void __syncwarp() { this_warp().barrier.arrive_and_wait(); }
 inline float __shfl_sync(unsigned, float value, int lane) {
-  float* lanes = delta_attention::test::this_gpu_thread.lanes;
-  lanes[threadIdx.x % 32] = value;
+  std::array<float, 32>& lanes = this_warp().lanes;
+  lanes[static_cast<std::size_t>(threadIdx.x % 32)] = value;
   __syncwarp();
-  const float other = lanes[lane];
+  const float other = lanes[static_cast<std::size_t>(lane)];
   __syncwarp();
   return other;
 }
 inline float __shfl_xor_sync(unsigned mask, float value, int bits) {
   return __shfl_sync(mask, value, (threadIdx.x % 32) ^ bits);
 }
-inline float __ldcg(const float* at) { return *at; }
-inline void __stcg(float* at, float value) { *at = value; }
+
+template <class T>
+T __ldcg(const T* at) {
+  return *at;
+}
+template <class T>
+void __stcg(T* at, T value) {
+  *at = value;
+}
+inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_RELAXED); }
+inline float atomicAdd(float* to, float x) {
+  float old, sum;
+  __atomic_load(to, &old, __ATOMIC_RELAXED);
+  do {
+    sum = old + x;
+  } while (!__atomic_compare_exchange(to, &old, &sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  return old;
+}
