@@ -115,7 +115,7 @@ class Limits(unittest.TestCase):
 
     def test_limits_of_what_the_library_chooses_do_not_bind_variants(self):
         figures = {"bank_conflict_percent": 37.0}
-        self.assertEqual(self.failed("v3_on_chip", "", figures), ["bank_conflict_percent at most 4.0"])
+        self.assertEqual(self.failed("v3_on_chip", "", figures), ["bank_conflict_percent at most 30.0"])
         self.assertEqual(self.failed("v3_on_chip", "layout=0", figures), [])
 
     def test_what_was_not_measured_is_not_checked(self):

@@ -74,6 +74,17 @@ struct Policy {
   }
 };
 
+/// How far a loop is unrolled: `roomy` where a block has a multiprocessor's registers to itself. Before sm_90 the compiler needs more
+/// registers for the same code: there, loops stay rolled up wherever it would spill otherwise.
+template <class P>
+__device__ constexpr int unrolled(int roomy, int tight) {
+#if __CUDA_ARCH__ >= 900
+  return P::kBlocksPerMultiprocessor == 1 ? roomy : tight;
+#else
+  return P::kBlocksPerMultiprocessor == 1 && P::kThreads == 256 ? roomy : 1;
+#endif
+}
+
 /// The block's share of one (sequence, value head).
 struct Block {
   std::int64_t sequence, batch, first_token, value_head;
@@ -280,7 +291,8 @@ __device__ __forceinline__ void for_each_piece(const FactorLayout& layout, const
                                                const Move& move) {
   constexpr int kF = P::kFlush, kPerRow = P::kColumns / 4, kProducts = (kF * kF + 3) / 4;
   const float* rows = factors + block.rank * layout.block_floats();
-#pragma unroll 4
+  constexpr int kUnroll = P::kCompensated ? 4 : unrolled<P>(4, 4);
+#pragma unroll kUnroll
   for (int i = 4 * helper; i < layout.block_floats(); i += 4 * P::kHelpers) move(rows + i, tile.vectors + i);
   const float* values = factors + layout.values() + block.first_column;
   for (int i = helper; i < kF * kPerRow; i += P::kHelpers) {
@@ -341,7 +353,7 @@ __device__ __forceinline__ void read_state(const Shared<P>& shared, const Tile& 
   const int place = threadIdx.x % P::kTiles, row_group = threadIdx.x / P::kTiles;
   const int group = place % P::kColumnGroups, first_vector = place / P::kColumnGroups * P::kVectorTile;
   float product[P::kVectorTile][4] = {};
-  constexpr int kUnroll = P::kBlocksPerMultiprocessor == 1 ? 8 : 2;
+  constexpr int kUnroll = unrolled<P>(8, 2);
 #pragma unroll kUnroll
   for (int row = row_group; row < shared.rows; row += P::kRowGroups) {
     StateTile<typename P::Sum, 1, 4> cells;
@@ -531,7 +543,7 @@ __device__ __forceinline__ void advance_rows(const Shared<P>& shared, const Tile
       decay(cells, r, tile.decay_end[first_row + r]);
     }
     constexpr int kAtOnce = P::kFlush < 4 ? P::kFlush : 4;  // tokens
-    constexpr int kUnroll = P::kBlocksPerMultiprocessor == 1 ? 4 : 1;
+    constexpr int kUnroll = unrolled<P>(4, 1);
 #pragma unroll kUnroll
     for (int j = 0; j < P::kFlush; j += kAtOnce) {
       float key[kRows][kAtOnce];
@@ -552,7 +564,7 @@ __device__ __forceinline__ void advance_rows(const Shared<P>& shared, const Tile
 
 template <class P>
 __device__ __forceinline__ void advance(const Problem& p, const Shared<P>& shared, const Tile& tile, const float* u) {
-  constexpr int kWide = P::kCompensated ? 2 : 4;
+  constexpr int kWide = P::kCompensated || unrolled<P>(4, 4) == 1 ? 2 : 4;  // rows a thread
   if (shared.rows * P::kColumns >= 4 * kWide * P::kThreads) {
     advance_rows<P, kWide>(shared, tile, u);
   } else {
@@ -590,7 +602,8 @@ __device__ __forceinline__ void store_outputs(const Problem& p, const Block& blo
     if (i >= kF || i >= left) break;
     if (column >= block.columns) continue;
     float o = sums[P::kReads + i * P::kColumns + column];
-#pragma unroll 4
+    constexpr int kUnroll = P::kCompensated ? 4 : unrolled<P>(4, 4);
+#pragma unroll kUnroll
     for (int j = 0; j <= i; ++j) o += products[i * kF + j] * u[j * P::kColumns + column];
     o *= p.scale;
     if (p.normalize) o /= shared.divisors[i];
