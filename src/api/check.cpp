@@ -12,10 +12,6 @@
 namespace delta_attention {
 namespace {
 
-bool is_floating(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f64;
-}
-
 void require_state_strides(const char* name, const View& x) {
   const bool row_major = x.shape[3] <= 1 || x.strides[3] == 1;
   const bool column_major = x.shape[2] <= 1 || x.strides[2] == 1;
@@ -27,7 +23,7 @@ void check_dtypes(const ForwardArgs& args, const Operands& all) {
     if (!operand.view.present()) continue;
     const bool is_offsets = operand.name == std::string_view("cu_seqlens");
     const DType dtype = operand.view.dtype;
-    if (is_offsets && dtype != DType::i32 && dtype != DType::i64) {
+    if (is_offsets && !is_integer(dtype)) {
       throw InvalidArgument(operand.name, "dtype i32 or i64", name(dtype));
     }
     if (!is_offsets && !is_floating(dtype)) {
@@ -102,14 +98,7 @@ void check_states(const ForwardArgs& args, const Problem& p) {
 
 std::int64_t count_sequences(const ForwardArgs& args, const Problem& p) {
   if (!args.cu_seqlens.present()) return p.batch;
-  const View& offsets = args.cu_seqlens;
-  if (offsets.rank != 1 || offsets.shape[0] < 1) {
-    throw InvalidArgument("cu_seqlens", "shape [N+1] with N+1 >= 1", shape_text(offsets));
-  }
-  if (p.batch != 1) {
-    throw InvalidArgument("cu_seqlens", "B = 1 (packed sequences lie along T)", fmt::format("B = {}", p.batch));
-  }
-  return offsets.shape[0] - 1;
+  return packed_sequences("cu_seqlens", args.cu_seqlens, p.batch, "T");
 }
 
 /// Sizes from q and v, and the shapes of everything else against them.
@@ -187,9 +176,7 @@ Problem check(const ForwardArgs& args) {
   check_states(args, p);
   for (const NamedOperand& operand : all) check_memory(operand);
   check_overlap(all, may_be_updated_in_place);
-  if (args.scale && !std::isfinite(*args.scale)) {
-    throw InvalidArgument("scale", "a finite number", fmt::format("{}", *args.scale));
-  }
+  require_finite_scale(args.scale);
 
   p.q = input(args.q);
   p.k = input(args.k);
@@ -218,7 +205,7 @@ Problem check(const ForwardArgs& args) {
   for (const NamedOperand& operand : all) p.has_f64 |= operand.view.present() && operand.view.dtype == DType::f64;
 
   if (args.cu_seqlens.present() && p.device.type == DeviceType::cpu) {
-    check_offsets(args.cu_seqlens.data, p);
+    check_offsets("cu_seqlens", args.cu_seqlens, p.tokens, "T");
   }
   return p;
 }

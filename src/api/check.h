@@ -20,9 +20,6 @@ std::vector<NamedOperand> operands(const ForwardArgs& args);
 /// the values of cu_seqlens where the CPU can read them.
 Problem check(const ForwardArgs& args);
 
-/// cu_seqlens, at `offsets` in memory that the CPU can read: from 0, never decreasing, to T.
-void check_offsets(const void* offsets, const Problem& problem);
-
 /// The checks that read tensor contents (Execution::check_values). Synchronises for CUDA tensors.
 void check_values(const ForwardArgs& args, const Problem& problem);
 

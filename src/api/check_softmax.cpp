@@ -30,8 +30,7 @@ void require_dtype(const char* operand, const View& x, bool ok, const std::strin
 
 void check_dtypes(const SoftmaxArgs& args) {
   const DType dtype = args.q.dtype;
-  const bool floating = dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f64;
-  require_dtype("q", args.q, floating, "f32, f16, bf16 or f64");
+  require_dtype("q", args.q, is_floating(dtype), "f32, f16, bf16 or f64");
   const std::string same = fmt::format("{}, as q has", name(dtype));
   require_dtype("k", args.k, args.k.dtype == dtype, same);
   require_dtype("v", args.v, args.v.dtype == dtype, same);
@@ -39,10 +38,9 @@ void check_dtypes(const SoftmaxArgs& args) {
   require_dtype("mask", args.mask, args.mask.dtype == DType::f32, "f32");
   const bool lse_ok = args.lse.dtype == DType::f32 || (args.lse.dtype == DType::f64 && dtype == DType::f64);
   require_dtype("lse", args.lse, lse_ok, "f32");
-  const auto integer = [](const View& x) { return x.dtype == DType::i32 || x.dtype == DType::i64; };
-  require_dtype("valid_len", args.valid_len, integer(args.valid_len), "i32 or i64");
-  require_dtype("cu_seqlens_q", args.cu_seqlens_q, integer(args.cu_seqlens_q), "i32 or i64");
-  require_dtype("cu_seqlens_kv", args.cu_seqlens_kv, integer(args.cu_seqlens_kv), "i32 or i64");
+  require_dtype("valid_len", args.valid_len, is_integer(args.valid_len.dtype), "i32 or i64");
+  require_dtype("cu_seqlens_q", args.cu_seqlens_q, is_integer(args.cu_seqlens_q.dtype), "i32 or i64");
+  require_dtype("cu_seqlens_kv", args.cu_seqlens_kv, is_integer(args.cu_seqlens_kv.dtype), "i32 or i64");
   require_dtype("block_table", args.block_table, args.block_table.dtype == DType::i32, "i32");
 }
 
@@ -84,21 +82,11 @@ SoftmaxProblem check_shapes(const SoftmaxArgs& args) {
   return p;
 }
 
-std::int64_t packed_sequences(const char* operand, const View& offsets, std::int64_t batch) {
-  if (offsets.rank != 1 || offsets.shape[0] < 1) {
-    throw InvalidArgument(operand, "shape [N+1] with N+1 >= 1", shape_text(offsets));
-  }
-  if (batch != 1) {
-    throw InvalidArgument(operand, "B = 1 (packed sequences lie along N)", fmt::format("B = {}", batch));
-  }
-  return offsets.shape[0] - 1;
-}
-
 /// Sequences, lengths and pages against each other.
 void check_sequences(const SoftmaxArgs& args, SoftmaxProblem& p) {
   const bool paged = args.block_table.present();
   p.sequences = p.batch;
-  if (args.cu_seqlens_q.present()) p.sequences = packed_sequences("cu_seqlens_q", args.cu_seqlens_q, p.batch);
+  if (args.cu_seqlens_q.present()) p.sequences = packed_sequences("cu_seqlens_q", args.cu_seqlens_q, p.batch, "Nq");
   if (paged) {
     require_absent("cu_seqlens_kv", args.cu_seqlens_kv, "keys lie in pages");
     require_present("valid_len", args.valid_len, "the keys of every sequence [N] (keys lie in pages)");
@@ -130,9 +118,7 @@ void check_mask(const SoftmaxArgs& args, const SoftmaxProblem& p) {
 }
 
 void check_numbers(const SoftmaxArgs& args) {
-  if (args.scale && !std::isfinite(*args.scale)) {
-    throw InvalidArgument("scale", "a finite number", fmt::format("{}", *args.scale));
-  }
+  require_finite_scale(args.scale);
   if (!(args.softcap >= 0.0f) || !std::isfinite(args.softcap)) {
     throw InvalidArgument("softcap", "0 (none) or a finite number above", fmt::format("{}", args.softcap));
   }
@@ -144,29 +130,10 @@ void check_numbers(const SoftmaxArgs& args) {
   }
 }
 
-std::int64_t integer_at(const View& x, std::int64_t at) {
-  return x.dtype == DType::i32 ? static_cast<const std::int32_t*>(x.data)[at] : static_cast<const std::int64_t*>(x.data)[at];
-}
-
-void check_offsets(const char* operand, const View& offsets, std::int64_t last) {
-  std::int64_t before = 0;
-  for (std::int64_t n = 0; n < offsets.shape[0]; ++n) {
-    const std::int64_t offset = integer_at(offsets, n * offsets.strides[0]);
-    if ((n == 0 && offset != 0) || offset < before || offset > last) {
-      throw InvalidArgument(operand, fmt::format("offsets from 0, never decreasing, to {}", last),
-                            fmt::format("{} at {}", offset, n));
-    }
-    before = offset;
-  }
-  if (before != last) {
-    throw InvalidArgument(operand, fmt::format("{} as the last offset", last), std::to_string(before));
-  }
-}
-
 /// What the CPU can read of lengths, offsets and pages.
 void check_contents(const SoftmaxArgs& args, const SoftmaxProblem& p) {
-  if (args.cu_seqlens_q.present()) check_offsets("cu_seqlens_q", args.cu_seqlens_q, p.queries);
-  if (args.cu_seqlens_kv.present()) check_offsets("cu_seqlens_kv", args.cu_seqlens_kv, p.keys);
+  if (args.cu_seqlens_q.present()) check_offsets("cu_seqlens_q", args.cu_seqlens_q, p.queries, "Nq");
+  if (args.cu_seqlens_kv.present()) check_offsets("cu_seqlens_kv", args.cu_seqlens_kv, p.keys, "Nkv");
   if (!args.valid_len.present()) return;
   for (std::int64_t n = 0; n < p.sequences; ++n) {
     std::int64_t most = p.keys;

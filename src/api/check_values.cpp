@@ -3,26 +3,11 @@
 #include <cstdint>
 
 #include "api/check.h"
+#include "api/check_views.h"
 #include "api/device.h"
 
 namespace delta_attention {
 namespace {
-
-template <class Offset>
-void check_offset_values(const Offset* offsets, std::int64_t stride, const Problem& p) {
-  const auto at = [&](std::int64_t n) { return static_cast<std::int64_t>(offsets[n * stride]); };
-  if (at(0) != 0) throw InvalidArgument("cu_seqlens", "a first entry of 0", std::to_string(at(0)));
-  for (std::int64_t n = 0; n < p.sequences; ++n) {
-    if (at(n + 1) < at(n)) {
-      throw InvalidArgument("cu_seqlens", "entries that never decrease",
-                            fmt::format("entry {} = {} after {}", n + 1, at(n + 1), at(n)));
-    }
-  }
-  if (at(p.sequences) != p.tokens) {
-    throw InvalidArgument("cu_seqlens", fmt::format("a last entry of T = {}", p.tokens),
-                          std::to_string(at(p.sequences)));
-  }
-}
 
 /// The bytes of an operand from its first element to the one at `last`.
 HostCopy read_back(const InputOperand& operand, std::int64_t last, const Problem& p) {
@@ -57,21 +42,15 @@ void check_gate_values(const ForwardArgs& args, const Problem& p) {
 
 }  // namespace
 
-void check_offsets(const void* offsets, const Problem& p) {
-  const std::int64_t stride = p.cu_seqlens.strides[0];
-  if (p.cu_seqlens.dtype == DType::i32) {
-    check_offset_values(static_cast<const std::int32_t*>(offsets), stride, p);
-  } else {
-    check_offset_values(static_cast<const std::int64_t*>(offsets), stride, p);
-  }
-}
-
 void check_values(const ForwardArgs& args, const Problem& p) {
   for (const NamedOperand& operand : operands(args)) {
     if (operand.view.elements() > 0) require_device_pointer(operand.name, operand.view.data, p.device);
   }
   if (p.cu_seqlens.present && p.device.type == DeviceType::cuda) {
-    check_offsets(read_back(p.cu_seqlens, p.cu_seqlens.offset(p.sequences), p).data(), p);
+    const HostCopy copy = read_back(p.cu_seqlens, p.cu_seqlens.offset(p.sequences), p);
+    View offsets = args.cu_seqlens;
+    offsets.data = copy.data();
+    check_offsets("cu_seqlens", offsets, p.tokens, "T");
   }
   check_gate_values(args, p);
 }

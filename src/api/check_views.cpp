@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "api/device.h"
@@ -80,6 +81,44 @@ void require_present(const char* name, const View& x, const char* what) {
 
 void require_absent(const char* name, const View& x, const std::string& why) {
   if (x.present()) throw InvalidArgument(name, "none (" + why + ")", shape_text(x));
+}
+
+bool is_floating(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f64;
+}
+
+bool is_integer(DType dtype) { return dtype == DType::i32 || dtype == DType::i64; }
+
+void require_finite_scale(const std::optional<float>& scale) {
+  if (scale && !std::isfinite(*scale)) throw InvalidArgument("scale", "a finite number", fmt::format("{}", *scale));
+}
+
+std::int64_t packed_sequences(const char* name, const View& offsets, std::int64_t batch, const char* axis) {
+  if (offsets.rank != 1 || offsets.shape[0] < 1) {
+    throw InvalidArgument(name, "shape [N+1] with N+1 >= 1", shape_text(offsets));
+  }
+  if (batch != 1) {
+    throw InvalidArgument(name, fmt::format("B = 1 (packed sequences lie along {})", axis), fmt::format("B = {}", batch));
+  }
+  return offsets.shape[0] - 1;
+}
+
+std::int64_t integer_at(const View& x, std::int64_t at) {
+  return x.dtype == DType::i32 ? static_cast<const std::int32_t*>(x.data)[at] : static_cast<const std::int64_t*>(x.data)[at];
+}
+
+void check_offsets(const char* name, const View& offsets, std::int64_t last, const char* axis) {
+  const auto at = [&](std::int64_t n) { return integer_at(offsets, n * offsets.strides[0]); };
+  const std::int64_t sequences = offsets.shape[0] - 1;
+  if (at(0) != 0) throw InvalidArgument(name, "a first entry of 0", std::to_string(at(0)));
+  for (std::int64_t n = 0; n < sequences; ++n) {
+    if (at(n + 1) < at(n)) {
+      throw InvalidArgument(name, "entries that never decrease", fmt::format("entry {} = {} after {}", n + 1, at(n + 1), at(n)));
+    }
+  }
+  if (at(sequences) != last) {
+    throw InvalidArgument(name, fmt::format("a last entry of {} = {}", axis, last), std::to_string(at(sequences)));
+  }
 }
 
 void check_ranks(const Operands& all) {

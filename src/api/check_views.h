@@ -2,6 +2,8 @@
 
 // Checks of tensor views that all calls share: shapes, strides, memory, devices. All throw InvalidArgument with the operand's name.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +24,20 @@ void require_present(const char* name, const View& x, const char* what);
 void require_absent(const char* name, const View& x, const std::string& why);
 void require_shape(const char* name, const View& x, const std::vector<std::int64_t>& shape, const char* axes);
 void require_unit_stride(const char* name, const View& x, int axis);
+
+bool is_floating(DType dtype);  // f64 included
+bool is_integer(DType dtype);
+
+void require_finite_scale(const std::optional<float>& scale);
+
+/// How many packed sequences offsets [N+1] describe; they lie along `axis` of batch row 0.
+std::int64_t packed_sequences(const char* name, const View& offsets, std::int64_t batch, const char* axis);
+
+/// Entry `at` (counted in memory) of an integer view that the CPU can read.
+std::int64_t integer_at(const View& x, std::int64_t at);
+
+/// Offsets [N+1] that the CPU can read: from 0, never decreasing, to `last`, the extent of `axis`.
+void check_offsets(const char* name, const View& offsets, std::int64_t last, const char* axis);
 
 /// Before anything else: printing a shape trusts its rank.
 void check_ranks(const Operands& all);

@@ -31,14 +31,8 @@ Verdict judge(const Kernel& kernel, const Problem& problem, const DeviceProperti
               const TunedTable& table) {
   Verdict verdict;
   verdict.asked = asked_settings(kernel, execution);
-  if (kernel.device != device.type) {
-    verdict.refusal = kernel.device == DeviceType::cpu ? "runs on CPU tensors" : "runs on CUDA tensors";
-    return verdict;
-  }
-  if (execution.deterministic && !kernel.repeatable) {
-    verdict.refusal = "its last bits may differ from run to run (deterministic was asked)";
-    return verdict;
-  }
+  verdict.refusal = refusal_by_kind(kernel.device, kernel.repeatable, device, execution);
+  if (!verdict.refusal.empty()) return verdict;
   verdict.settings = table.find(kernel, problem, device);
   const bool tuned = !verdict.settings.empty();
   verdict.settings.override_with(verdict.asked);
@@ -49,8 +43,6 @@ Verdict judge(const Kernel& kernel, const Problem& problem, const DeviceProperti
   }
   return verdict;
 }
-
-bool is_automatic(const Execution& execution) { return execution.kernel.empty() || execution.kernel == "automatic"; }
 
 void check_settings_have_a_kernel(const Execution& execution) {
   if (execution.settings.empty() || !is_automatic(execution)) return;
@@ -66,12 +58,7 @@ bool is_candidate(const Kernel& kernel, const Execution& execution, const Kernel
 
 std::string why(const Choice& choice, const Settings& asked, const DeviceProperties& device,
                 const Execution& execution) {
-  if (choice.kernel == nullptr) {
-    return is_automatic(execution) ? "no kernel of this build can run this problem"
-                                   : fmt::format("'{}' was asked for and cannot run", execution.kernel);
-  }
-  std::string reason = is_automatic(execution) ? fmt::format("the preferred kernel for this problem on {}", device.name)
-                                               : "asked for by name";
+  const std::string reason = reason_of_choice(choice.kernel != nullptr, device, execution);
   if (choice.settings.empty()) return reason;
   const bool tuned = choice.settings.size() > asked.size();
   return reason + (asked.empty() ? ", with tuned settings"
@@ -80,6 +67,26 @@ std::string why(const Choice& choice, const Settings& asked, const DevicePropert
 }
 
 }  // namespace
+
+bool is_automatic(const Execution& execution) { return execution.kernel.empty() || execution.kernel == "automatic"; }
+
+std::string refusal_by_kind(DeviceType kernel_device, bool repeatable, const DeviceProperties& device,
+                            const Execution& execution) {
+  if (kernel_device != device.type) {
+    return kernel_device == DeviceType::cpu ? "runs on CPU tensors" : "runs on CUDA tensors";
+  }
+  if (execution.deterministic && !repeatable) return "its last bits may differ from run to run (deterministic was asked)";
+  return "";
+}
+
+std::string reason_of_choice(bool found, const DeviceProperties& device, const Execution& execution) {
+  if (!found) {
+    return is_automatic(execution) ? "no kernel of this build can run this problem"
+                                   : fmt::format("'{}' was asked for and cannot run", execution.kernel);
+  }
+  return is_automatic(execution) ? fmt::format("the preferred kernel for this problem on {}", device.name)
+                                 : "asked for by name";
+}
 
 Choice choose(const Problem& problem, const DeviceProperties& device, const Execution& execution,
               const std::vector<const Kernel*>& candidates, const TunedTable& tuned) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "api/kernel.h"
@@ -11,6 +12,16 @@ struct Choice {
   const Kernel* kernel = nullptr;  // null if none can run the problem
   Settings settings;
 };
+
+/// Whether dispatch is to choose the kernel.
+bool is_automatic(const Execution& execution);
+
+/// Why a kernel of this kind cannot run on this device as asked, whatever the problem; "" if it may.
+std::string refusal_by_kind(DeviceType kernel_device, bool repeatable, const DeviceProperties& device,
+                            const Execution& execution);
+
+/// Why this kernel, or why none.
+std::string reason_of_choice(bool found, const DeviceProperties& device, const Execution& execution);
 
 /// Which of `candidates` runs the problem on this device, and with which settings: the caller's over the tuned ones. Throws
 /// InvalidArgument for settings that the kernel asked for does not have; what else cannot run gives no kernel.

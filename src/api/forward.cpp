@@ -17,10 +17,9 @@ int thread_count(const Execution& execution) {
   return execution.threads > 0 ? execution.threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
-void run(const Kernel& kernel, const Settings& settings, const Problem& problem, const ForwardArgs& args,
-         const Execution& execution) {
+void run(const Kernel& kernel, const Settings& settings, const Problem& problem, const DeviceProperties& device,
+         const ForwardArgs& args, const Execution& execution) {
   const int threads = thread_count(execution);
-  const DeviceProperties& device = device_properties(problem.device);
   const DeviceGuard guard(problem.device);
   if (execution.check_values) check_values(args, problem);
   if (problem.sequences == 0) return;
@@ -32,8 +31,9 @@ void run(const Kernel& kernel, const Settings& settings, const Problem& problem,
 
 void delta_attention_forward(const ForwardArgs& args, const Execution& execution) {
   const Problem problem = check(args);
-  const auto [kernel, settings] = require_kernel(problem, device_properties(problem.device), execution);
-  run(*kernel, settings, problem, args, execution);
+  const DeviceProperties& device = device_properties(problem.device);
+  const auto [kernel, settings] = require_kernel(problem, device, execution);
+  run(*kernel, settings, problem, device, args, execution);
 }
 
 void forward_with(const Kernel& kernel, const ForwardArgs& args, const Execution& execution) {
@@ -44,7 +44,7 @@ void forward_with(const Kernel& kernel, const ForwardArgs& args, const Execution
                                                                   : "the tensors are on another device";
   if (!reason.empty())
     throw Unsupported(std::string("kernel '") + kernel.name + "' cannot run this problem: " + reason);
-  run(kernel, settings, problem, args, execution);
+  run(kernel, settings, problem, device, args, execution);
 }
 
 std::size_t delta_attention_workspace(const ForwardArgs& args, const Execution& execution) {

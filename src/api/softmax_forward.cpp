@@ -2,23 +2,17 @@
 
 #include "api/check_softmax.h"
 #include "api/device.h"
+#include "api/dispatch.h"
 #include "api/softmax_kernel.h"
 #include "delta_attention/softmax_attention.h"
 
 namespace delta_attention {
 namespace {
 
-bool is_automatic(const Execution& execution) { return execution.kernel.empty() || execution.kernel == "automatic"; }
-
 std::string refusal_of(const SoftmaxKernel& kernel, const SoftmaxProblem& problem, const DeviceProperties& device,
                        const Execution& execution) {
-  if (kernel.device != device.type) {
-    return kernel.device == DeviceType::cpu ? "runs on CPU tensors" : "runs on CUDA tensors";
-  }
-  if (execution.deterministic && !kernel.repeatable) {
-    return "its last bits may differ from run to run (deterministic was asked)";
-  }
-  return kernel.unsupported(problem, device);
+  const std::string refusal = refusal_by_kind(kernel.device, kernel.repeatable, device, execution);
+  return refusal.empty() ? kernel.unsupported(problem, device) : refusal;
 }
 
 DispatchInfo explain(const SoftmaxProblem& problem, const DeviceProperties& device, const Execution& execution) {
@@ -33,13 +27,7 @@ DispatchInfo explain(const SoftmaxProblem& problem, const DeviceProperties& devi
     info.kernel = kernel->name;
     priority = kernel->priority;
   }
-  if (info.kernel.empty()) {
-    info.reason = is_automatic(execution) ? "no kernel of this build can run this problem"
-                                          : fmt::format("'{}' was asked for and cannot run", execution.kernel);
-  } else {
-    info.reason = is_automatic(execution) ? fmt::format("the preferred kernel for this problem on {}", device.name)
-                                          : "asked for by name";
-  }
+  info.reason = reason_of_choice(!info.kernel.empty(), device, execution);
   return info;
 }
 

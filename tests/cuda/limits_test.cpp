@@ -24,7 +24,7 @@ class DeviceLimits : public KernelTest {
     Call call(inputs, device());
     const Problem problem = check(call.args);
     const GuardedBuffer workspace(device(), kernel().workspace(problem, properties, {}));
-    kernel().launch({problem, call.args, properties, workspace.data(), nullptr, 1});
+    kernel().launch({problem, call.args, properties, workspace.data(), nullptr, 1, {}});
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_TRUE(workspace.guards_intact());
     return call.outputs();

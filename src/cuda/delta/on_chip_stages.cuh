@@ -77,7 +77,7 @@ struct Policy {
 /// How far a loop is unrolled: `roomy` where a block has a multiprocessor's registers to itself. Before sm_90 the compiler needs more
 /// registers for the same code: there, loops stay rolled up wherever it would spill otherwise.
 template <class P>
-__device__ constexpr int unrolled(int roomy, int tight) {
+__device__ constexpr int unrolled(int roomy, [[maybe_unused]] int tight) {
 #if __CUDA_ARCH__ >= 900
   return P::kBlocksPerMultiprocessor == 1 ? roomy : tight;
 #else
