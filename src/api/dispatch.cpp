@@ -44,12 +44,6 @@ Verdict judge(const Kernel& kernel, const Problem& problem, const DeviceProperti
   return verdict;
 }
 
-void check_settings_have_a_kernel(const Execution& execution) {
-  if (execution.settings.empty() || !is_automatic(execution)) return;
-  throw InvalidArgument("settings", "\"\" unless a kernel is asked for by name: settings belong to one kernel",
-                        fmt::format("\"{}\" with the kernel 'automatic'", execution.settings));
-}
-
 /// Whether this kernel, if it can run the problem, takes the place of `best`.
 bool is_candidate(const Kernel& kernel, const Execution& execution, const Kernel* best) {
   if (!is_automatic(execution)) return execution.kernel == kernel.name;
@@ -69,6 +63,12 @@ std::string why(const Choice& choice, const Settings& asked, const DevicePropert
 }  // namespace
 
 bool is_automatic(const Execution& execution) { return execution.kernel.empty() || execution.kernel == "automatic"; }
+
+void check_settings_have_a_kernel(const Execution& execution) {
+  if (execution.settings.empty() || !is_automatic(execution)) return;
+  throw InvalidArgument("settings", "\"\" unless a kernel is asked for by name: settings belong to one kernel",
+                        fmt::format("\"{}\" with the kernel 'automatic'", execution.settings));
+}
 
 std::string refusal_by_kind(DeviceType kernel_device, bool repeatable, const DeviceProperties& device,
                             const Execution& execution) {

@@ -16,6 +16,9 @@ struct Choice {
 /// Whether dispatch is to choose the kernel.
 bool is_automatic(const Execution& execution);
 
+/// Throws InvalidArgument for settings without a kernel's name: they belong to one kernel.
+void check_settings_have_a_kernel(const Execution& execution);
+
 /// Why a kernel of this kind cannot run on this device as asked, whatever the problem; "" if it may.
 std::string refusal_by_kind(DeviceType kernel_device, bool repeatable, const DeviceProperties& device,
                             const Execution& execution);

@@ -9,37 +9,46 @@
 namespace delta_attention {
 namespace {
 
+/// What the caller chose for this kernel.
+Settings settings_for(const SoftmaxKernel& kernel, const Execution& execution) {
+  if (execution.settings.empty() || execution.kernel != kernel.name) return {};
+  return parse_settings(execution.settings, kernel.name, kernel.settings());
+}
+
 std::string refusal_of(const SoftmaxKernel& kernel, const SoftmaxProblem& problem, const DeviceProperties& device,
                        const Execution& execution) {
   const std::string refusal = refusal_by_kind(kernel.device, kernel.repeatable, device, execution);
-  return refusal.empty() ? kernel.unsupported(problem, device) : refusal;
+  return refusal.empty() ? kernel.unsupported(problem, device, settings_for(kernel, execution)) : refusal;
 }
 
 DispatchInfo explain(const SoftmaxProblem& problem, const DeviceProperties& device, const Execution& execution) {
+  check_settings_have_a_kernel(execution);
   DispatchInfo info;
   int priority = -1;
   for (const SoftmaxKernel* kernel : softmax_kernels()) {
     const std::string refusal = refusal_of(*kernel, problem, device, execution);
-    info.kernels.push_back({kernel->name, kernel->summary, refusal.empty(), refusal, {}});
+    info.kernels.push_back({kernel->name, kernel->summary, refusal.empty(), refusal, kernel->settings()});
     if (!refusal.empty()) continue;
     const bool chosen = is_automatic(execution) ? kernel->priority > priority : execution.kernel == kernel->name;
     if (!chosen) continue;
     info.kernel = kernel->name;
+    info.settings = settings_for(*kernel, execution).text();
     priority = kernel->priority;
   }
   info.reason = reason_of_choice(!info.kernel.empty(), device, execution);
   return info;
 }
 
+struct SoftmaxChoice {
+  const SoftmaxKernel& kernel;
+  Settings settings;
+};
+
 /// The kernel of that choice, or Unsupported with every kernel's reason.
-const SoftmaxKernel& require_kernel(const SoftmaxProblem& problem, const DeviceProperties& device,
-                                    const Execution& execution) {
-  if (!execution.settings.empty()) {
-    throw InvalidArgument("settings", "none (softmax kernels have no settings)", "'" + execution.settings + "'");
-  }
+SoftmaxChoice require_kernel(const SoftmaxProblem& problem, const DeviceProperties& device, const Execution& execution) {
   const DispatchInfo info = explain(problem, device, execution);
   for (const SoftmaxKernel* kernel : softmax_kernels()) {
-    if (info.kernel == kernel->name) return *kernel;
+    if (info.kernel == kernel->name) return {*kernel, settings_for(*kernel, execution)};
   }
   std::string reasons;
   for (const KernelReport& report : info.kernels) {
@@ -54,17 +63,18 @@ const SoftmaxKernel& require_kernel(const SoftmaxProblem& problem, const DeviceP
 void softmax_attention_forward(const SoftmaxArgs& args, const Execution& execution) {
   const SoftmaxProblem problem = check(args);
   const DeviceProperties& device = device_properties(problem.device);
-  const SoftmaxKernel& kernel = require_kernel(problem, device, execution);
+  const auto [kernel, settings] = require_kernel(problem, device, execution);
   if (problem.sequences == 0 || problem.queries == 0) return;
   const DeviceGuard guard(problem.device);
-  const Workspace workspace(kernel.workspace(problem, device), execution, problem.device);
-  kernel.launch({problem, args, device, workspace.data(), execution.stream});
+  const Workspace workspace(kernel.workspace(problem, device, settings), execution, problem.device);
+  kernel.launch({problem, args, device, workspace.data(), execution.stream, settings});
 }
 
 std::size_t softmax_attention_workspace(const SoftmaxArgs& args, const Execution& execution) {
   const SoftmaxProblem problem = check(args);
   const DeviceProperties& device = device_properties(problem.device);
-  return require_kernel(problem, device, execution).workspace(problem, device);
+  const auto [kernel, settings] = require_kernel(problem, device, execution);
+  return kernel.workspace(problem, device, settings);
 }
 
 DispatchInfo softmax_dispatch_info(const SoftmaxArgs& args, const Execution& execution) {

@@ -16,8 +16,9 @@ struct SoftmaxLaunch {
   const SoftmaxProblem& problem;
   const SoftmaxArgs& args;  // the caller's own words, for the float64 reference alone
   const DeviceProperties& device;
-  void* workspace = nullptr;  // at least workspace(problem, device) bytes
+  void* workspace = nullptr;  // at least workspace(problem, device, settings) bytes
   void* stream = nullptr;
+  Settings settings;  // what the caller chose
 };
 
 struct SoftmaxKernel {
@@ -28,13 +29,22 @@ struct SoftmaxKernel {
   bool repeatable;
   /// Dispatch takes the supported kernel with the highest priority; negative means only when asked for by name.
   int priority;
-  /// "" if the kernel can run this problem on this device, else the reason why not.
-  std::string (*unsupported)(const SoftmaxProblem&, const DeviceProperties&);
-  std::size_t (*workspace)(const SoftmaxProblem&, const DeviceProperties&);
+  /// What can be chosen: every setting with every value that it can take.
+  std::vector<Setting> (*settings)();
+  /// "" if the kernel can run this problem on this device with these settings, else the reason why not.
+  std::string (*unsupported)(const SoftmaxProblem&, const DeviceProperties&, const Settings&);
+  std::size_t (*workspace)(const SoftmaxProblem&, const DeviceProperties&, const Settings&);
   void (*launch)(const SoftmaxLaunch&);
 };
 
 /// Every softmax kernel of this build.
 const std::vector<const SoftmaxKernel*>& softmax_kernels();
+
+/// The reason that all f32-arithmetic kernels share.
+inline std::string needs_f32(const SoftmaxProblem& problem) {
+  return problem.has_f64 ? "f64 operands run on the kernel 'softmax_reference' only" : "";
+}
+
+inline std::size_t no_workspace(const SoftmaxProblem&, const DeviceProperties&, const Settings&) { return 0; }
 
 }  // namespace delta_attention

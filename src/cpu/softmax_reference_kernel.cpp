@@ -12,8 +12,9 @@ const SoftmaxKernel softmax_reference_kernel = {
     DeviceType::cpu,
     true,
     0,
-    [](const SoftmaxProblem&, const DeviceProperties&) { return std::string(); },
-    [](const SoftmaxProblem&, const DeviceProperties&) -> std::size_t { return 0; },
+    no_settings,
+    [](const SoftmaxProblem&, const DeviceProperties&, const Settings&) { return std::string(); },
+    no_workspace,
     [](const SoftmaxLaunch& launch) { reference::softmax_forward(launch.args); },
 };
 
