@@ -42,6 +42,8 @@ void* cuda_allocate(Device device, std::size_t bytes) {
 void cuda_free(void* data) { cudaFree(data); }
 void cuda_copy(void* target, const void* source, std::size_t bytes) {
   require(cudaMemcpy(target, source, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  // From pageable memory, cudaMemcpy may return before the copy has arrived, and non-blocking streams would not wait for it.
+  require(cudaStreamSynchronize(cudaStreamLegacy), "cudaStreamSynchronize");
 }
 void cuda_wait(Device device) {
   const Current current(device);

@@ -59,12 +59,7 @@ __global__ void __launch_bounds__(P::kThreads + P::kHelpers, P::kBlocksPerMultip
   Group group = {params.row_blocks, ticket % params.row_blocks, params.atomic, params.slots + number * params.slot_floats,
                  params.arrivals + number, 0, 0};
   for (std::int64_t item = number; item < params.items; item += params.groups) {
-    const Block block = block_of(params, item, group.rank, P::kColumns);
-    if (threadIdx.x < P::kThreads) {
-      compute_item<P>(params, block, shared, group);
-    } else {
-      help_item<P>(params, block, shared, group);
-    }
+    run_item<P>(params, block_of(params, item, group.rank, P::kColumns), shared, group);
     __syncthreads();
   }
 }
@@ -233,7 +228,7 @@ std::string unsupported(const Problem& p, const DeviceProperties& device, const 
            std::to_string(std::max(plan.shared_bytes, plan.prepare_shared_bytes)) + " bytes of shared memory; " +
            device.name + " has " + std::to_string(device.shared_memory);
   }
-  if (plan.groups == 0) {
+  if (plan.groups == 0 && plan.items > 0) {
     return std::to_string(plan.row_blocks) + " row blocks do not fit on " + device.name + " at once";
   }
   if (plan.loads == Loads::registers && plan.tile_floats > (kMostStaged - 3) * 4 * plan.helpers) {
