@@ -118,21 +118,6 @@ void time_on_cuda(benchmark::State& state, const Case& c, const std::string& ker
 
 #endif
 
-/// Registers one benchmark; a call that fails becomes an error in the results, not the end of the run.
-template <class Body>
-void add(const std::string& name, const Body& body) {
-  benchmark::RegisterBenchmark(name.c_str(),
-                               [body](benchmark::State& state) {
-                                 try {
-                                   body(state);
-                                 } catch (const std::exception& error) {
-                                   state.SkipWithError(error.what());
-                                 }
-                               })
-      ->UseManualTime()
-      ->Unit(benchmark::kMicrosecond);
-}
-
 /// Kernels whose time grows too fast for the larger shapes: a launch a token, or float64 on one core.
 bool takes_too_long(const Case& c, const std::string& kernel) {
   if (kernel == "step_loop") return c.tokens > 2048 && c.batch > 1;
@@ -147,14 +132,14 @@ void add_case(const Case& c, Device device) {
     const std::string kernel = report.kernel;
     if (!report.supported || takes_too_long(c, kernel)) continue;
     if (device.type == delta_attention::DeviceType::cpu) {
-      add(c.name(kernel), [c, kernel](benchmark::State& state) { time_on_cpu(state, c, kernel); });
+      add_benchmark(c.name(kernel), [c, kernel](benchmark::State& state) { time_on_cpu(state, c, kernel); });
       continue;
     }
 #if defined(DELTA_ATTENTION_WITH_CUDA)
-    add(c.name(kernel) + " cold",
-        [c, kernel](benchmark::State& state) { time_on_cuda(state, c, kernel, Variant::cold); });
-    add(c.name(kernel) + " graph",
-        [c, kernel](benchmark::State& state) { time_on_cuda(state, c, kernel, Variant::graph); });
+    add_benchmark(c.name(kernel) + " cold",
+                  [c, kernel](benchmark::State& state) { time_on_cuda(state, c, kernel, Variant::cold); });
+    add_benchmark(c.name(kernel) + " graph",
+                  [c, kernel](benchmark::State& state) { time_on_cuda(state, c, kernel, Variant::graph); });
 #endif
   }
 }
@@ -224,6 +209,7 @@ std::vector<Case> cuda_cases() {
 }
 
 void register_all() {
+  benchmark::AddCustomContext("relative_error_over", kCheckedPairs);
   for (const Case& c : cpu_cases()) add_case(c, delta_attention::cpu());
   if (!has_cuda()) return;
   for (const Case& c : cuda_cases()) add_case(c, delta_attention::cuda());

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <random>
 #include <string>
@@ -35,7 +36,6 @@ void add_context() {
   benchmark::AddCustomContext("seed", std::to_string(seed()));
   benchmark::AddCustomContext("cpu", cpu_model());
   benchmark::AddCustomContext("threads", std::to_string(hardware_threads()));
-  benchmark::AddCustomContext("relative_error_over", kCheckedPairs);
 #if defined(DELTA_ATTENTION_WITH_CUDA)
   if (has_cuda()) {
     const GpuFacts& gpu = gpu_facts();
@@ -69,9 +69,22 @@ bool has_cuda() {
 #endif
 }
 
-int run_main(int argc, char** argv, const std::function<void()>& register_all) {
+void add_benchmark(const std::string& name, const std::function<void(benchmark::State&)>& body) {
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [body](benchmark::State& state) {
+                                 try {
+                                   body(state);
+                                 } catch (const std::exception& error) {
+                                   state.SkipWithError(error.what());
+                                 }
+                               })
+      ->UseManualTime()
+      ->Unit(benchmark::kMicrosecond);
+}
+
+int run_main(int argc, char** argv, const std::function<void()>& register_all, double min_seconds) {
   // Defaults first: the command line overrides them.
-  std::string repetitions = "--benchmark_repetitions=5", min_time = "--benchmark_min_time=0.01";
+  std::string repetitions = "--benchmark_repetitions=5", min_time = "--benchmark_min_time=" + std::to_string(min_seconds);
   std::string aggregates_only = "--benchmark_display_aggregates_only=true";
   std::vector<char*> arguments = {argv[0], repetitions.data(), min_time.data(), aggregates_only.data()};
   arguments.insert(arguments.end(), argv + 1, argv + argc);

@@ -99,6 +99,12 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
+delta_attention::Execution named(const std::string& kernel) {
+  delta_attention::Execution execution;
+  execution.kernel = kernel;
+  return execution;
+}
+
 }  // namespace
 
 const GpuFacts& gpu_facts() {
@@ -146,19 +152,22 @@ void DeviceOperands::copy_checked_outputs_to(const HostOperands& host) const {
   copy(kFinalState, 0, sizes_[kFinalState]);
 }
 
-CudaCall::CudaCall(const ForwardArgs& args, const std::string& kernel) : args_(args) {
-  execution_.kernel = kernel;
-  execution_.workspace_bytes = delta_attention_workspace(args, execution_);
-  workspace_ = std::make_unique<DeviceMemory>(execution_.workspace_bytes);
-  execution_.workspace = workspace_->data();
+CudaCall::CudaCall(const Execution& execution, std::size_t workspace_bytes, Launch launch)
+    : execution_(execution), workspace_(workspace_bytes), launch_(std::move(launch)) {
+  execution_.workspace = workspace_.data();
+  execution_.workspace_bytes = workspace_bytes;
   cudaStream_t stream = nullptr;
   DELTA_ATTENTION_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   execution_.stream = stream;
 }
 
+CudaCall::CudaCall(const ForwardArgs& args, const std::string& kernel)
+    : CudaCall(named(kernel), delta_attention_workspace(args, named(kernel)),
+               [args](const Execution& execution) { delta_attention_forward(args, execution); }) {}
+
 CudaCall::~CudaCall() { cudaStreamDestroy(static_cast<cudaStream_t>(execution_.stream)); }
 
-void CudaCall::launch() { delta_attention_forward(args_, execution_); }
+void CudaCall::launch() { launch_(execution_); }
 
 void CudaCall::flush_l2() {
   static const std::size_t bytes = 2 * gpu_facts().l2_bytes;

@@ -50,6 +50,11 @@ class DeviceOperands {
 /// One call with its stream and workspace, timed in either of two ways. Times are seconds of device time, one a call.
 class CudaCall {
  public:
+  using Execution = delta_attention::Execution;
+  using Launch = std::function<void(const Execution&)>;
+
+  /// `launch` is called with the stream and workspace beside what `execution` says already.
+  CudaCall(const Execution& execution, std::size_t workspace_bytes, Launch launch);
   CudaCall(const ForwardArgs& args, const std::string& kernel);
   ~CudaCall();
   CudaCall(const CudaCall&) = delete;
@@ -62,14 +67,16 @@ class CudaCall {
   /// Replays of the call captured in a CUDA graph. Operands that fit L2 are there from the replay before.
   std::vector<double> time_graph(std::int64_t calls);
 
+  std::size_t workspace_bytes() const { return execution_.workspace_bytes; }
+
  private:
   std::vector<double> time(std::int64_t calls, const std::function<void()>& before, const std::function<void()>& call);
   void launch();
   void flush_l2();
 
-  ForwardArgs args_;
-  delta_attention::Execution execution_;
-  std::unique_ptr<DeviceMemory> workspace_;
+  Execution execution_;
+  DeviceMemory workspace_;
+  Launch launch_;
 };
 
 }  // namespace bench

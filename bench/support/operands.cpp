@@ -1,0 +1,72 @@
+#include "support/operands.h"
+
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+
+namespace bench {
+namespace {
+
+/// What the latest benchmark used.
+struct Latest {
+  std::string operands_name, call_name;
+  std::unique_ptr<Operands> operands;
+  std::unique_ptr<CudaCall> call;
+  double error = 0.0;
+};
+
+std::vector<double> run(CudaCall& call, Variant variant, std::int64_t calls) {
+  return variant == Variant::cold ? call.time_cold(calls) : call.time_graph(calls);
+}
+
+/// A wrong result is not worth timing.
+double require_right(double error, double allowed) {
+  if (error <= allowed) return error;
+  std::ostringstream text;
+  text << "wrong result: relative error " << error << ", allowed " << allowed;
+  throw std::runtime_error(text.str());
+}
+
+/// Old memory goes before new memory comes: either may need most of the GPU's.
+Latest& prepare(const TimedCall& timed) {
+  static Latest latest;
+  const std::string call_name = timed.operands_name + " " + timed.kernel + " " + timed.settings + " " + name(timed.variant);
+  if (latest.call && latest.call_name == call_name) return latest;
+  latest.call.reset();
+  if (latest.operands_name != timed.operands_name) {
+    latest.operands.reset();
+    latest.operands_name.clear();
+    latest.operands = timed.make_operands();
+    latest.operands_name = timed.operands_name;
+  }
+  std::unique_ptr<CudaCall> call = latest.operands->call(timed.kernel, timed.settings);
+  latest.operands->poison_outputs();
+  run(*call, timed.variant, 1);
+  latest.error = require_right(latest.operands->relative_error(), latest.operands->allowed_error());
+  latest.call = std::move(call);
+  latest.call_name = call_name;
+  return latest;
+}
+
+}  // namespace
+
+double allowed_error(delta_attention::DType dtype, std::int64_t dim) {
+  return dtype == delta_attention::DType::f32 ? 2e-6 * std::sqrt(static_cast<double>(dim)) : 1e-2;
+}
+
+const char* name(Variant variant) { return variant == Variant::cold ? "cold" : "graph"; }
+
+double time_call(benchmark::State& state, const TimedCall& timed) {
+  Latest& latest = prepare(timed);
+  const std::vector<double> seconds = run(*latest.call, timed.variant, static_cast<std::int64_t>(state.max_iterations));
+  std::size_t next = 0;
+  for (auto _ : state) state.SetIterationTime(seconds[next++]);
+  state.counters["operands"] = latest.operands->bytes();
+  state.counters["workspace"] = static_cast<double>(latest.call->workspace_bytes());
+  state.counters["relative_error"] = latest.error;
+  return std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
+}
+
+}  // namespace bench
