@@ -1,5 +1,6 @@
 """What every script that keeps measurements shares: the commit they belong to and the folder they go to."""
 
+import json
 import os
 import re
 import subprocess
@@ -40,3 +41,10 @@ def slug(name):
     """'NVIDIA H200' -> 'nvidia-h200', 'Intel(R) Xeon(R) Processor' -> 'intel-xeon-processor'."""
     name = re.sub(r"\((r|tm)\)", "", name.lower())
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")
+
+
+def results_text(results):
+    """A result file's text: JSON with a line a benchmark."""
+    lines = ",\n  ".join(json.dumps(benchmark) for benchmark in results["benchmarks"])
+    context = json.dumps(results["context"], indent=1).replace("\n", "\n ")
+    return f'{{\n "context": {context},\n "benchmarks": [\n  {lines}\n ]\n}}\n'
