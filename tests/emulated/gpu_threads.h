@@ -127,6 +127,16 @@ inline float __shfl_xor_sync(unsigned mask, float value, int bits) {
   return __shfl_sync(mask, value, (threadIdx.x % 32) ^ bits);
 }
 
+inline bool __any_sync(unsigned, bool condition) {
+  std::array<float, 32>& lanes = this_warp().lanes;
+  lanes[static_cast<std::size_t>(threadIdx.x % 32)] = condition ? 1.0f : 0.0f;
+  __syncwarp();
+  bool any = false;
+  for (const float lane : lanes) any = any || lane != 0.0f;
+  __syncwarp();
+  return any;
+}
+
 template <class T>
 T __ldcg(const T* at) {
   return *at;

@@ -1,6 +1,5 @@
 // Public failures of softmax kernels, each under its id, and the articles' hand checks.
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -114,32 +113,6 @@ TEST_P(SoftmaxCases, V03_SequencesWithoutRows) {
     for (Index d = 0; d < 4; ++d) inputs.v.set({0, j, 0, d}, static_cast<float>(j < 3 ? j : j - 3));
   }
   expect_rows(inputs, {1.0, 2.0});
-}
-
-/// The same keys, cut into pages of `page_size` that lie in any order.
-SoftmaxInputs paged(const SoftmaxInputs& inputs, Index page_size, Random& random) {
-  const Index keys = inputs.k.shape[1], heads = inputs.k.shape[2], size = inputs.k.shape[3];
-  const Index pages = (keys + page_size - 1) / page_size;
-  std::vector<Index> order(static_cast<std::size_t>(pages + 2));
-  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<Index>(i);
-  std::shuffle(order.begin(), order.end(), random);
-  SoftmaxInputs result = inputs;
-  const float nan = std::numeric_limits<float>::quiet_NaN();  // what no key fills
-  result.k = Array(inputs.k.dtype, {pages + 2, page_size, heads, size}, nan);
-  result.v = Array(inputs.v.dtype, {pages + 2, page_size, heads, size}, nan);
-  for (Index j = 0; j < keys; ++j) {
-    for (Index h = 0; h < heads; ++h) {
-      for (Index d = 0; d < size; ++d) {
-        const Index page = order[static_cast<std::size_t>(j / page_size)];
-        result.k.set({page, j % page_size, h, d}, inputs.k.get({0, j, h, d}));
-        result.v.set({page, j % page_size, h, d}, inputs.v.get({0, j, h, d}));
-      }
-    }
-  }
-  order.resize(static_cast<std::size_t>(pages));
-  result.block_table = {order};
-  result.valid_len = {keys};
-  return result;
 }
 
 TEST_P(SoftmaxCases, P01_EntriesPastTheLengthAreNotRead) {

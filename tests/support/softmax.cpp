@@ -1,34 +1,15 @@
 #include "support/softmax.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
+#include <limits>
 
 #include "api/softmax_kernel.h"
 #include "softmax_attention_reference.h"
 
 namespace delta_attention::test {
 namespace {
-
-/// Integers as i32 in guarded memory.
-class StoredIntegers {
- public:
-  StoredIntegers(const std::vector<Index>& values, std::initializer_list<Index> shape, Device device)
-      : buffer_(device, values.size() * sizeof(std::int32_t)) {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      const auto value = static_cast<std::int32_t>(values[i]);
-      std::memcpy(buffer_.image() + i * sizeof value, &value, sizeof value);
-    }
-    buffer_.upload();
-    view_ = tensor(static_cast<const void*>(buffer_.data()), DType::i32, shape, device);
-  }
-  ConstTensor view() const { return view_; }
-  bool unchanged() const { return buffer_.unchanged(); }
-
- private:
-  GuardedBuffer buffer_;
-  ConstTensor view_;
-};
 
 Placement placement_of(Layout layout) {
   if (layout == Layout::bhtd) return {{0, 2, 1, 3}, {}, 0};
@@ -52,65 +33,62 @@ std::vector<Index> flat(const std::vector<std::vector<Index>>& table) {
 
 Index count(const std::vector<Index>& values) { return static_cast<Index>(values.size()); }
 
-/// Arguments whose memory this object owns. Outputs start as NaN.
-class SoftmaxCall {
- public:
-  SoftmaxCall(const SoftmaxInputs& inputs, Device device) {
-    const Placement placement = placement_of(inputs.layout);
-    const auto store = [&](const Array& array, const Placement& where) {
-      stored_.push_back(std::make_unique<Stored>(array, where, device, kNanByte));
-      stored_.back()->put(array);
-      return stored_.back()->view();
-    };
-    const auto store_integers = [&](const std::vector<Index>& values, std::initializer_list<Index> shape) {
-      integers_.push_back(std::make_unique<StoredIntegers>(values, shape, device));
-      return integers_.back()->view();
-    };
-    args.q = store(inputs.q, placement);
-    args.k = store(inputs.k, placement);
-    args.v = store(inputs.v, placement);
-    if (inputs.mask.present()) args.mask = store(inputs.mask, {});
-    if (!inputs.valid_len.empty()) args.valid_len = store_integers(inputs.valid_len, {count(inputs.valid_len)});
-    if (!inputs.cu_seqlens_q.empty()) args.cu_seqlens_q = store_integers(inputs.cu_seqlens_q, {count(inputs.cu_seqlens_q)});
-    if (!inputs.cu_seqlens_kv.empty()) {
-      args.cu_seqlens_kv = store_integers(inputs.cu_seqlens_kv, {count(inputs.cu_seqlens_kv)});
-    }
-    if (!inputs.block_table.empty()) {
-      args.block_table = store_integers(flat(inputs.block_table), {static_cast<Index>(inputs.block_table.size()),
-                                                                   count(inputs.block_table.front())});
-    }
-    const std::vector<Index>& shape = inputs.q.shape;
-    out_ = std::make_unique<Stored>(Array(inputs.q.dtype, shape), placement, device, kNanByte);
-    lse_ = std::make_unique<Stored>(Array(DType::f32, {shape[0], shape[1], shape[2]}), Placement{}, device, kNanByte);
-    out_->poison();
-    lse_->poison();
-    args.out = out_->writable();
-    args.lse = lse_->writable();
-    set_options(inputs, args);
-  }
-
-  SoftmaxOutputs outputs() const { return {out_->get(), lse_->get()}; }
-  bool outputs_untouched() const { return out_->unchanged() && lse_->unchanged(); }
-  bool rest_untouched() const {
-    bool same = out_->gaps_intact() && lse_->gaps_intact();
-    for (const auto& each : stored_) same = same && each->unchanged();
-    for (const auto& each : integers_) same = same && each->unchanged();
-    return same;
-  }
-
-  SoftmaxArgs args;
-
- private:
-  std::vector<std::unique_ptr<Stored>> stored_;
-  std::vector<std::unique_ptr<StoredIntegers>> integers_;
-  std::unique_ptr<Stored> out_, lse_;
-};
-
 /// Relative error of f32 arithmetic: scores are dot products over D channels, whose rounding, about sqrt(D) of 2^-24 in a random walk with
 /// the reads and the exponential on the way, becomes the weights'. 33 roundings a channel, as for the recurrences.
 double f32_bar(const SoftmaxInputs& inputs) { return 2e-6 * std::sqrt(static_cast<double>(inputs.q.shape[3])); }
 
 }  // namespace
+
+StoredIntegers::StoredIntegers(const std::vector<Index>& values, std::initializer_list<Index> shape, Device device)
+    : buffer_(device, values.size() * sizeof(std::int32_t)) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto value = static_cast<std::int32_t>(values[i]);
+    std::memcpy(buffer_.image() + i * sizeof value, &value, sizeof value);
+  }
+  buffer_.upload();
+  view_ = tensor(static_cast<const void*>(buffer_.data()), DType::i32, shape, device);
+}
+
+SoftmaxCall::SoftmaxCall(const SoftmaxInputs& inputs, Device device) {
+  const Placement placement = placement_of(inputs.layout);
+  const auto store = [&](const Array& array, const Placement& where) {
+    stored_.push_back(std::make_unique<Stored>(array, where, device, kNanByte));
+    stored_.back()->put(array);
+    return stored_.back()->view();
+  };
+  const auto store_integers = [&](const std::vector<Index>& values, std::initializer_list<Index> shape) {
+    integers_.push_back(std::make_unique<StoredIntegers>(values, shape, device));
+    return integers_.back()->view();
+  };
+  args.q = store(inputs.q, placement);
+  args.k = store(inputs.k, placement);
+  args.v = store(inputs.v, placement);
+  if (inputs.mask.present()) args.mask = store(inputs.mask, {});
+  if (!inputs.valid_len.empty()) args.valid_len = store_integers(inputs.valid_len, {count(inputs.valid_len)});
+  if (!inputs.cu_seqlens_q.empty()) args.cu_seqlens_q = store_integers(inputs.cu_seqlens_q, {count(inputs.cu_seqlens_q)});
+  if (!inputs.cu_seqlens_kv.empty()) {
+    args.cu_seqlens_kv = store_integers(inputs.cu_seqlens_kv, {count(inputs.cu_seqlens_kv)});
+  }
+  if (!inputs.block_table.empty()) {
+    args.block_table = store_integers(flat(inputs.block_table),
+                                      {static_cast<Index>(inputs.block_table.size()), count(inputs.block_table.front())});
+  }
+  const std::vector<Index>& shape = inputs.q.shape;
+  out_ = std::make_unique<Stored>(Array(inputs.q.dtype, shape), placement, device, kNanByte);
+  lse_ = std::make_unique<Stored>(Array(DType::f32, {shape[0], shape[1], shape[2]}), Placement{}, device, kNanByte);
+  out_->poison();
+  lse_->poison();
+  args.out = out_->writable();
+  args.lse = lse_->writable();
+  set_options(inputs, args);
+}
+
+bool SoftmaxCall::rest_untouched() const {
+  bool same = out_->gaps_intact() && lse_->gaps_intact();
+  for (const auto& each : stored_) same = same && each->unchanged();
+  for (const auto& each : integers_) same = same && each->unchanged();
+  return same;
+}
 
 std::string SoftmaxInputs::describe() const {
   const auto text = [](const std::vector<Index>& values) {
@@ -170,6 +148,51 @@ SoftmaxTruth softmax_oracle(const SoftmaxInputs& inputs) {
   return truth;
 }
 
+SoftmaxInputs paged(const SoftmaxInputs& inputs, Index page_size, Random& random) {
+  const Index keys = inputs.k.shape[1], heads = inputs.k.shape[2], size = inputs.k.shape[3];
+  const Index pages = (keys + page_size - 1) / page_size;
+  std::vector<Index> order(static_cast<std::size_t>(pages + 2));
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<Index>(i);
+  std::shuffle(order.begin(), order.end(), random);
+  SoftmaxInputs result = inputs;
+  const float nan = std::numeric_limits<float>::quiet_NaN();  // what no key fills
+  result.k = Array(inputs.k.dtype, {pages + 2, page_size, heads, size}, nan);
+  result.v = Array(inputs.v.dtype, {pages + 2, page_size, heads, size}, nan);
+  for (Index j = 0; j < keys; ++j) {
+    for (Index h = 0; h < heads; ++h) {
+      for (Index d = 0; d < size; ++d) {
+        const Index page = order[static_cast<std::size_t>(j / page_size)];
+        result.k.set({page, j % page_size, h, d}, inputs.k.get({0, j, h, d}));
+        result.v.set({page, j % page_size, h, d}, inputs.v.get({0, j, h, d}));
+      }
+    }
+  }
+  order.resize(static_cast<std::size_t>(pages));
+  result.block_table = {order};
+  result.valid_len = {keys};
+  return result;
+}
+
+void expect_matches(const SoftmaxInputs& inputs, const SoftmaxOutputs& got, const SoftmaxTruth& truth) {
+  double difference = 0, size = 0, storage = 0;
+  for (std::size_t i = 0; i < truth.out.size(); ++i) {
+    difference += std::pow(got.out.values[i] - truth.out[i], 2);
+    size += truth.out[i] * truth.out[i];
+    storage += std::pow(rounded(static_cast<float>(truth.out[i]), inputs.q.dtype) - truth.out[i], 2);
+  }
+  // 1.2 times what storing the output costs, and the arithmetic. Written so that NaN fails.
+  EXPECT_TRUE(std::sqrt(difference) <= 1.2 * std::sqrt(storage) + f32_bar(inputs) * std::sqrt(size))
+      << "error " << std::sqrt(difference) << " of " << std::sqrt(size) << ": " << inputs.describe();
+  for (std::size_t i = 0; i < truth.lse.size(); ++i) {
+    if (std::isinf(truth.lse[i])) {
+      EXPECT_EQ(got.lse.values[i], truth.lse[i]) << "lse " << i << ": " << inputs.describe();
+    } else {
+      // Scores reach some tens: f32 holds them to 2^-24 of that, and so their logarithm of a sum.
+      EXPECT_NEAR(got.lse.values[i], truth.lse[i], 4e-6 * (1 + std::fabs(truth.lse[i]))) << "lse " << i << ": " << inputs.describe();
+    }
+  }
+}
+
 std::vector<SoftmaxKernelInfo> all_softmax_kernels() {
   std::vector<SoftmaxKernelInfo> list;
   for (const SoftmaxKernel* kernel : softmax_kernels()) list.push_back({kernel->name, Device{kernel->device, 0}});
@@ -215,25 +238,7 @@ void SoftmaxTest::expect_rows(const SoftmaxInputs& inputs, const std::vector<dou
 
 void SoftmaxTest::expect_matches_oracle(const SoftmaxInputs& inputs) {
   const std::optional<SoftmaxOutputs> got = run(inputs);
-  if (!got) return;
-  const SoftmaxTruth truth = softmax_oracle(inputs);
-  double difference = 0, size = 0, storage = 0;
-  for (std::size_t i = 0; i < truth.out.size(); ++i) {
-    difference += std::pow(got->out.values[i] - truth.out[i], 2);
-    size += truth.out[i] * truth.out[i];
-    storage += std::pow(rounded(static_cast<float>(truth.out[i]), inputs.q.dtype) - truth.out[i], 2);
-  }
-  // 1.2 times what storing the output costs, and the arithmetic. Written so that NaN fails.
-  EXPECT_TRUE(std::sqrt(difference) <= 1.2 * std::sqrt(storage) + f32_bar(inputs) * std::sqrt(size))
-      << "error " << std::sqrt(difference) << " of " << std::sqrt(size) << ": " << inputs.describe();
-  for (std::size_t i = 0; i < truth.lse.size(); ++i) {
-    if (std::isinf(truth.lse[i])) {
-      EXPECT_EQ(got->lse.values[i], truth.lse[i]) << "lse " << i << ": " << inputs.describe();
-    } else {
-      // Scores reach some tens: f32 holds them to 2^-24 of that, and so their logarithm of a sum.
-      EXPECT_NEAR(got->lse.values[i], truth.lse[i], 4e-6 * (1 + std::fabs(truth.lse[i]))) << "lse " << i << ": " << inputs.describe();
-    }
-  }
+  if (got) expect_matches(inputs, *got, softmax_oracle(inputs));
 }
 
 }  // namespace delta_attention::test

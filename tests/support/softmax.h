@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <initializer_list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +37,9 @@ SoftmaxInputs counting_inputs(Index batch, Index queries, Index keys, Index head
 SoftmaxInputs random_inputs(Random& random, DType dtype, Index batch, Index queries, Index keys, Index heads, Index key_heads,
                             Index size);
 
+/// The same keys, cut into pages of `page_size` that lie in any order.
+SoftmaxInputs paged(const SoftmaxInputs& inputs, Index page_size, Random& random);
+
 struct SoftmaxOutputs {
   Array out, lse;
 };
@@ -44,6 +49,39 @@ struct SoftmaxTruth {
   std::vector<double> out, lse;
 };
 SoftmaxTruth softmax_oracle(const SoftmaxInputs& inputs);
+
+/// Compares with the oracle under tolerances that softmax.cpp derives; adds test failures.
+void expect_matches(const SoftmaxInputs& inputs, const SoftmaxOutputs& got, const SoftmaxTruth& truth);
+
+/// Integers as i32 in guarded memory.
+class StoredIntegers {
+ public:
+  StoredIntegers(const std::vector<Index>& values, std::initializer_list<Index> shape, Device device);
+  ConstTensor view() const { return view_; }
+  bool unchanged() const { return buffer_.unchanged(); }
+
+ private:
+  GuardedBuffer buffer_;
+  ConstTensor view_;
+};
+
+/// Arguments whose memory this object owns. Outputs start as NaN.
+class SoftmaxCall {
+ public:
+  SoftmaxCall(const SoftmaxInputs& inputs, Device device);
+
+  SoftmaxArgs args;
+
+  SoftmaxOutputs outputs() const { return {out_->get(), lse_->get()}; }
+  bool outputs_untouched() const { return out_->unchanged() && lse_->unchanged(); }
+  /// Inputs and the memory around every operand are as they were.
+  bool rest_untouched() const;
+
+ private:
+  std::vector<std::unique_ptr<Stored>> stored_;
+  std::vector<std::unique_ptr<StoredIntegers>> integers_;
+  std::unique_ptr<Stored> out_, lse_;
+};
 
 struct SoftmaxKernelInfo {
   std::string name;

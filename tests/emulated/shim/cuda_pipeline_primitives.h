@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <deque>
 #include <vector>
 
 namespace delta_attention::test {
@@ -14,7 +15,8 @@ struct Copy {
   const void* from;
   std::size_t bytes;
 };
-inline thread_local std::vector<Copy> started_copies, committed_copies;
+inline thread_local std::vector<Copy> started_copies;
+inline thread_local std::deque<std::vector<Copy>> committed_copies;
 
 }  // namespace delta_attention::test
 
@@ -24,12 +26,14 @@ inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t byte
 }
 inline void __pipeline_commit() {
   using namespace delta_attention::test;
-  committed_copies.insert(committed_copies.end(), started_copies.begin(), started_copies.end());
+  committed_copies.push_back(started_copies);
   started_copies.clear();
 }
-/// The kernels wait for all or nothing.
-inline void __pipeline_wait_prior(int) {
+/// All commits but the last `most_in_flight` arrive.
+inline void __pipeline_wait_prior(int most_in_flight) {
   using namespace delta_attention::test;
-  for (const Copy& copy : committed_copies) std::memcpy(copy.to, copy.from, copy.bytes);
-  committed_copies.clear();
+  while (committed_copies.size() > static_cast<std::size_t>(most_in_flight)) {
+    for (const Copy& copy : committed_copies.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+    committed_copies.pop_front();
+  }
 }
