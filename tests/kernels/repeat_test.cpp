@@ -1,10 +1,9 @@
 // Rows C*: runs repeat, neighbours do not matter, queries have no side effects. Rows I*: large offsets, more blocks than work.
 
-#include <sys/mman.h>
-
 #include <memory>
 
 #include "support/kernel_test.h"
+#include "support/sparse.h"
 
 namespace delta_attention::test {
 namespace {
@@ -129,34 +128,6 @@ TEST_P(Repeats, I06_MoreBlocksThanWork) {
     }
   }
 }
-
-/// Memory for views whose batch rows lie 2^31 + 64 elements apart; only the rows themselves are ever touched.
-class Sparse {
- public:
-  Sparse(Device device, std::size_t bytes) : device_(device), bytes_(bytes) {
-    if (device.type == DeviceType::cuda) {
-      data_ = device_allocate(device, bytes);
-      return;
-    }
-    data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data_ == MAP_FAILED) throw std::runtime_error("mmap of " + std::to_string(bytes) + " bytes failed");
-  }
-  ~Sparse() {
-    if (device_.type == DeviceType::cuda) {
-      device_free(device_, data_);
-    } else {
-      munmap(data_, bytes_);
-    }
-  }
-  Sparse(const Sparse&) = delete;
-  Sparse& operator=(const Sparse&) = delete;
-  char* data() const { return static_cast<char*>(data_); }
-
- private:
-  Device device_;
-  std::size_t bytes_;
-  void* data_ = nullptr;
-};
 
 TEST_P(Repeats, I01_BatchStrideBeyondTwoToThe31) {
   constexpr Index kStride = (Index{1} << 31) + 64;
