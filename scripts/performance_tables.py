@@ -10,8 +10,8 @@ import sys
 
 from measured import RESULTS, ROOT
 from optimisations import OPTIMISATIONS, before_after
-
-NOTHING = "No results yet.\n"
+from softmax_tables import softmax_forward, softmax_vs_delta
+from tables import NOTHING, machine_heading, medians, number, table, unique
 
 
 class Row:
@@ -35,11 +35,7 @@ class Row:
 
 
 def read_rows(results):
-    aggregates = {}
-    for entry in results["benchmarks"]:
-        if entry.get("run_type") == "aggregate":
-            aggregates.setdefault(entry["run_name"], {})[entry["aggregate_name"]] = entry
-    return [Row(a["median"], a["cv"]) for a in aggregates.values() if "median" in a and "cv" in a]
+    return [Row(median, cv) for median, cv in medians(results)]
 
 
 def per_file(program, section):
@@ -51,20 +47,6 @@ def per_file(program, section):
         except (KeyError, ValueError, TypeError) as error:
             sys.exit(f"performance_tables: {file} is malformed: {error!r}")
     return text
-
-
-def unique(values):
-    return list(dict.fromkeys(values))
-
-
-def table(header, rows):
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join([" --- "] * len(header)) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines) + "\n\n"
-
-
-def number(value):
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def matrix(rows, cell, extra=None):
@@ -201,15 +183,6 @@ def staged():
     return per_file("delta_forward", staged_section) or NOTHING
 
 
-def machine_heading(context):
-    gpu = context["gpu"]
-    where = context["cpu"]
-    if gpu != "none":
-        where = f"{gpu}, driver {context['driver']}, CUDA {context['cuda']}; {where}"
-    return (f"**{where}, {context['threads']} threads.** Commit `{context['commit']}`, {context['date'][:10]}, "
-            f"seed {context['seed']}.\n\n")
-
-
 def delta_forward_section(results):
     rows = read_rows(results)
     text = machine_heading(results["context"])
@@ -308,6 +281,8 @@ def main():
     performance = ROOT / "docs" / "performance.md"
     replace(performance, "delta_forward", delta_forward())
     replace(performance, "staged", staged())
+    replace(performance, "softmax_forward", softmax_forward(RESULTS))
+    replace(performance, "softmax_vs_delta", softmax_vs_delta(RESULTS))
     replace(performance, "suite", suite())
     replace(performance, "optimisations", optimisations())
     replace(ROOT / "README.md", "readme", readme())
