@@ -11,6 +11,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from optimisations import OPTIMISATIONS, before_after  # noqa: E402, F401
 from performance_tables import STAGES, Staged, read_rows  # noqa: E402, F401
 from plot_performance import STYLES, draw_times  # noqa: E402, F401
+from plot_softmax import draw_panel, mark_crossover, styled  # noqa: E402, F401
+from softmax_tables import contenders, crossover_text, strongest  # noqa: E402, F401
 
 RESULTS = Path(os.environ.get("DELTA_ATTENTION_RESULTS", ROOT / "bench" / "results"))
 
@@ -19,6 +21,8 @@ PARTS = {
     "delta_forward": ["context", "benchmarks"],
     "error_growth": ["context", "regimes", "rows", "fits"],
     "optimisations": ["context", "problem", "variants"],
+    "sdpa": ["context", "benchmarks"],
+    "softmax_vs_delta": ["context", "benchmarks"],
 }
 KERNEL_STYLES = {
     **{STAGES[stage]: style for stage, style in STYLES.items()},
@@ -42,18 +46,37 @@ def read(file):
     return contents
 
 
-def load(program):
-    """The results of a program: of a GPU where there are any, else of a CPU, else None. Says which."""
+def find(program):
+    """File and results of a program: of a GPU where there are any, else of a CPU, else None twice. Says which."""
     files = sorted(RESULTS.glob(f"*/{program}.json"))
     if not files:
         print(f"There is no {program}.json under {RESULTS.name}/ yet.")
-        return None
+        return None, None
     found = [(file, read(file)) for file in files]
     file, contents = next(((f, c) for f, c in found if c["context"]["gpu"] != "none"), found[0])
     context = contents["context"]
     machine = context["gpu"] if context["gpu"] != "none" else context["cpu"]
     print(f"{file.parent.name}/{file.name}: {machine}, commit {context['commit'][:12]}, {context['date'][:10]}")
-    return contents
+    return file, contents
+
+
+def load(program):
+    """The results of a program, or None."""
+    return find(program)[1]
+
+
+def load_comparison():
+    """softmax_vs_delta and, of the same machine, PyTorch's attention if it was measured; None without the former."""
+    file, contents = find("softmax_vs_delta")
+    if contents is None:
+        return None
+    peer = file.with_name("sdpa.json")
+    if not peer.exists():
+        print("Not measured on this machine: PyTorch's attention.")
+        return {"softmax_vs_delta": contents}
+    peers = read(peer)
+    print(f"{peer.parent.name}/{peer.name}: PyTorch {peers['context']['torch']}, cuDNN {peers['context']['cudnn']}")
+    return {"softmax_vs_delta": contents, "sdpa": peers}
 
 
 def say_what_is_missing(kernels):

@@ -54,8 +54,9 @@ def mark_crossover(axes, some, method="gated_delta_net"):
     first = crossover(delta[0], strongest(softmax)) if softmax and delta else None
     if first:
         axes.axvline(first, color="#999999", linewidth=0.8, linestyle="--")
-        axes.annotate(f"{method} faster from {first}", (first, 1), xycoords=("data", "axes fraction"), xytext=(3, -2),
-                      textcoords="offset points", va="top", fontsize=7.5, color="#555555")
+        note = axes.annotate(f"{method} faster\nfrom {first}", (first, 1), xycoords=("data", "axes fraction"), xytext=(-3, -2),
+                             textcoords="offset points", ha="right", va="top", fontsize=7.5, color="#555555")
+        note.set_in_layout(False)
 
 
 def draw(files, dtype):
@@ -74,6 +75,8 @@ def draw(files, dtype):
         grid[1][column].set_xlabel("tokens T", fontsize=9)
     lengths = sorted({tokens for one in found for tokens in one.microseconds})
     grid[0][0].set_xticks(lengths[::2], [str(tokens) for tokens in lengths[::2]])
+    for axes in grid.flat:
+        axes.tick_params(labelsize=8)
     grid[0][0].set_ylabel("time, µs", fontsize=9)
     grid[1][0].set_ylabel("operands and workspace, MB", fontsize=9)
     context = files["softmax_vs_delta"]["context"]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PROGRAMS = ["error_growth", "softmax_vs_delta", "delta_forward"]  # whose results each of them reads
+RESULTS = ROOT / "bench" / "results"
 NEEDED = "import ipykernel, matplotlib, nbconvert, numpy"
 MALFORMED = {
     "truncated": '{"context": {',
@@ -47,17 +49,33 @@ def execute(notebook, results=None):
 
 class Notebooks(unittest.TestCase):
     def test_are_there_without_outputs(self):
-        self.assertEqual([notebook.stem for notebook in NOTEBOOKS], ["error_growth", "staged_kernels"])
+        self.assertEqual([notebook.stem for notebook in NOTEBOOKS], ["error_growth", "softmax_vs_delta", "staged_kernels"])
         for notebook in NOTEBOOKS:
             for cell in json.loads(notebook.read_text())["cells"]:
                 self.assertFalse(cell.get("outputs"), f"{notebook.name}: {cell['id']} has outputs")
 
     def test_run_on_the_committed_results(self):
-        for notebook in NOTEBOOKS:
+        for notebook, program in zip(NOTEBOOKS, PROGRAMS):
             with self.subTest(notebook.name):
                 done, text = execute(notebook)
                 self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertIn(", commit ", text)
+                self.assertIn(", commit " if any(RESULTS.glob(f"*/{program}.json")) else "There is no ", text)
+
+    def test_the_comparison_names_the_crossover(self):
+        entry = lambda series, tokens, aggregate, value: {
+            "run_name": f"softmax_vs_delta/{series}/B:1 T:{tokens} H:8 D:128 cold/manual_time", "run_type": "aggregate",
+            "aggregate_name": aggregate, "real_time": value, "operands": 1e6, "workspace": 0.0}
+        times = {"softmax/flash_tc/bf16": {1024: 5.0, 2048: 40.0}, "kda/automatic/bf16": {1024: 10.0, 2048: 20.0}}
+        made_up = {"context": {"gpu": "A GPU", "commit": "c", "date": "2026-01-01"},
+                   "benchmarks": [entry(series, tokens, aggregate, value) for series, points in times.items()
+                                  for tokens, time in points.items() for aggregate, value in (("median", time), ("cv", 0.0))]}
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "machine").mkdir()
+            (Path(folder) / "machine" / "softmax_vs_delta.json").write_text(json.dumps(made_up))
+            done, text = execute(ROOT / "notebooks" / "softmax_vs_delta.ipynb", folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("kda against the fastest softmax in bf16: 2048\n", text)
+        self.assertIn("Not measured on this machine: PyTorch's attention.", text)
 
     def test_run_without_results_and_say_so(self):
         for notebook in NOTEBOOKS:
@@ -67,7 +85,7 @@ class Notebooks(unittest.TestCase):
                 self.assertIn("There is no ", text)
 
     def test_stop_at_a_malformed_file_and_name_it(self):
-        for notebook, program in zip(NOTEBOOKS, ("error_growth", "delta_forward")):
+        for notebook, program in zip(NOTEBOOKS, PROGRAMS):
             with self.subTest(notebook.name), tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / "machine").mkdir()
                 (Path(folder) / "machine" / f"{program}.json").write_text(MALFORMED["without its parts"])
