@@ -8,6 +8,7 @@
 #include "delta_attention_reference.h"
 #include "support/device_data.h"
 #include "support/inputs.h"
+#include "support/parallel.h"
 
 namespace bench {
 namespace {
@@ -25,7 +26,8 @@ class DeltaOperands : public Operands {
     for (const Operand operand : {kQ, kK, kV}) fill_normal(data(operand), c.dtype, rows, c.dim, operand != kV, source(operand));
     fill_strong_decays(static_cast<float*>(data(kLogDecay)), rows, c.heads, gates_per_head(), source(kLogDecay));
     fill_uniform(static_cast<float*>(data(kBeta)), rows, source(kBeta));
-    for (const Head& head : checked_heads()) expected_.push_back(expect(head));
+    expected_.resize(checked_heads().size());
+    parallel_for(static_cast<std::int64_t>(expected_.size()), [this](std::int64_t i) { expected_[i] = expect(checked_heads()[i]); });
   }
 
   std::unique_ptr<CudaCall> call(const std::string& kernel, const std::string&) const override {
