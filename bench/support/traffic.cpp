@@ -6,7 +6,7 @@
 namespace bench {
 namespace {
 
-/// How a kernel reads keys and values.
+/// How a kernel goes through keys and values. Where a score is computed again, its key is read again.
 struct Reading {
   std::int64_t rows;                     // of q, of one head, that share what is read
   int key_passes = 1, value_passes = 1;  // how often each such group of rows reads them
@@ -50,20 +50,22 @@ double count(std::int64_t a, std::int64_t b, std::int64_t c = 1, std::int64_t d 
 double query_bytes(const SoftmaxShape& s) { return 2 * count(s.batch, s.queries, s.heads, s.dim * s.element_bytes); }
 double key_bytes(const SoftmaxShape& s) { return 2 * count(s.batch, s.keys, s.key_heads, s.dim * s.element_bytes); }
 
-/// The whole matrix of scores in f32: written, read by the softmax, written, read by the second product.
-double score_bytes(const SoftmaxShape& s) {
+/// The whole matrix of scores in f32, masked or not: written, read by the softmax, written, read by the second product.
+Traffic three_stage(const SoftmaxShape& s) {
   constexpr double kPasses = 4, kBytes = sizeof(float);
-  return kPasses * kBytes * count(s.batch, s.heads, s.queries, s.keys);
+  const double scores = count(s.batch, s.heads, s.queries, s.keys);
+  return {query_bytes(s) + key_bytes(s) + kPasses * kBytes * scores, 4 * scores * static_cast<double>(s.dim), false};
 }
 
-std::optional<double> bytes_of(const std::string& kernel, const SoftmaxShape& s) {
-  if (kernel == "three_stage") return query_bytes(s) + key_bytes(s) + score_bytes(s);
-  if (kernel == "decode") return query_bytes(s) + key_bytes(s);  // heads that share keys read them together
-  const auto found = readings().find(kernel);
-  if (found == readings().end()) return std::nullopt;
-  const Reading& r = found->second;
-  const double row_bytes = count(s.dim, s.element_bytes) * (r.key_passes + r.value_passes);
-  return query_bytes(s) + count(s.batch, s.heads) * keys_read(s, r.rows) * row_bytes;
+/// Heads that share keys read them together.
+Traffic decode(const SoftmaxShape& s) {
+  return {query_bytes(s) + key_bytes(s), 4 * count(s.batch, s.heads, s.dim) * visible_pairs(s), false};
+}
+
+Traffic by_groups(const SoftmaxShape& s, const Reading& r) {
+  const double passes = r.key_passes + r.value_passes, heads = count(s.batch, s.heads);
+  return {query_bytes(s) + heads * keys_read(s, r.rows) * passes * count(s.dim, s.element_bytes),
+          heads * visible_pairs(s) * passes * 2 * static_cast<double>(s.dim), false};
 }
 
 }  // namespace
@@ -71,10 +73,13 @@ std::optional<double> bytes_of(const std::string& kernel, const SoftmaxShape& s)
 double visible_pairs(const SoftmaxShape& shape) { return keys_read(shape, 1); }
 
 std::optional<Traffic> softmax_traffic(const std::string& kernel, const SoftmaxShape& shape) {
-  const std::optional<double> bytes = bytes_of(kernel, shape);
-  if (!bytes) return std::nullopt;
-  const double flops = 4 * count(shape.batch, shape.heads, shape.dim) * visible_pairs(shape);
-  return Traffic{*bytes, flops, kernel == "flash_tc"};
+  if (kernel == "three_stage") return three_stage(shape);
+  if (kernel == "decode") return decode(shape);
+  const auto found = readings().find(kernel);
+  if (found == readings().end()) return std::nullopt;
+  Traffic traffic = by_groups(shape, found->second);
+  traffic.tensor_cores = kernel == "flash_tc";
+  return traffic;
 }
 
 double predicted_seconds(const Traffic& traffic, const Ceilings& ceilings) {

@@ -19,7 +19,7 @@ struct SoftmaxShape {
 
 struct Traffic {
   double bytes = 0.0;
-  double flops = 0.0;  // of both products, for the pairs that are visible: 4 D a pair
+  double flops = 0.0;  // of both products: 2 D each time that a pair is scored or its value weighed
   bool tensor_cores = false;
 };
 

@@ -30,8 +30,10 @@ TEST(Traffic, NaiveReadsKeysAndValuesOncePerRow) {
   EXPECT_EQ(softmax_traffic("naive", shape)->bytes, 2 * 32 + 4 * (4 * 16));
 }
 
-TEST(Traffic, ThreePassReadsKeysInEveryPass) {
-  EXPECT_EQ(softmax_traffic("three_pass", four_by_four())->bytes, 2 * 32 + 4 * 4 * (3 * 8 + 8));
+TEST(Traffic, ThreePassReadsKeysAndScoresThemInEveryPass) {
+  const Traffic traffic = softmax_traffic("three_pass", four_by_four()).value();
+  EXPECT_EQ(traffic.bytes, 2 * 32 + 4 * 4 * (3 * 8 + 8));
+  EXPECT_EQ(traffic.flops, (3 + 1) * (2 * 2) * 16);
 }
 
 TEST(Traffic, CausalRowsReadAndComputeWhatTheySee) {
@@ -53,9 +55,10 @@ TEST(Traffic, CausalCountsFromTheBottomRight) {
 
 TEST(Traffic, TheMatrixOfScoresDoesNotShrinkUnderAMask) {
   SoftmaxShape shape = four_by_four();
-  const double full = softmax_traffic("three_stage", shape)->bytes;
+  const Traffic full = softmax_traffic("three_stage", shape).value();
   shape.causal = true;
-  EXPECT_EQ(softmax_traffic("three_stage", shape)->bytes, full);
+  EXPECT_EQ(softmax_traffic("three_stage", shape)->bytes, full.bytes);
+  EXPECT_EQ(softmax_traffic("three_stage", shape)->flops, full.flops);
 }
 
 /// Where all rows share one reading of N keys, an f32 byte meets N/4 operations.
