@@ -95,6 +95,10 @@ void check_sequences(const SoftmaxArgs& args, SoftmaxProblem& p) {
                             shape_text(args.block_table));
     }
     p.keys = args.block_table.shape[1] * p.page_size;
+    constexpr std::int64_t kMost = 0x7fffffff;  // SoftmaxProblem::key_offset counts keys in 32 bits
+    if (p.keys > kMost) {
+      throw InvalidArgument("block_table", fmt::format("pages for at most {} keys a sequence", kMost), fmt::format("{} keys", p.keys));
+    }
   } else if (args.cu_seqlens_q.present()) {
     require_present("cu_seqlens_kv", args.cu_seqlens_kv, "offsets [N+1], as there are cu_seqlens_q");
     require_shape("cu_seqlens_kv", args.cu_seqlens_kv, {p.sequences + 1}, "[N+1]");

@@ -87,8 +87,10 @@ struct SoftmaxProblem {
   DELTA_ATTENTION_HOST_DEVICE std::int64_t key_offset(const InputOperand& operand, std::int64_t n, const SequencePair& s,
                                                       std::int64_t key, std::int64_t head) const {
     if (!paged()) return operand.offset(s.batch, s.key_begin + key, head);
-    const std::int64_t at = n * block_table.strides[0] + key / page_size * block_table.strides[1];
-    return operand.offset(load_count(block_table, at, pages - 1), key % page_size, head);
+    // 32 bits are enough (check_softmax.cpp), and GPUs divide them without a call.
+    const auto at = static_cast<std::uint32_t>(key), size = static_cast<std::uint32_t>(page_size);
+    const std::int64_t page = load_count(block_table, n * block_table.strides[0] + at / size * block_table.strides[1], pages - 1);
+    return operand.offset(page, at % size, head);
   }
 };
 

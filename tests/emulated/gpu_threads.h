@@ -8,6 +8,7 @@
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -136,6 +137,8 @@ inline bool __any_sync(unsigned, bool condition) {
   __syncwarp();
   return any;
 }
+
+inline float __expf(float x) { return expf(x); }
 
 template <class T>
 T __ldcg(const T* at) {

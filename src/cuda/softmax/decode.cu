@@ -36,6 +36,7 @@
 
 namespace delta_attention {
 namespace decode {
+namespace {
 
 template <class P>
 __global__ void __launch_bounds__(P::kThreads, P::kRows > 4 ? 2 : 3) decode_rows(const __grid_constant__ Params params) {
@@ -44,7 +45,7 @@ __global__ void __launch_bounds__(P::kThreads, P::kRows > 4 ? 2 : 3) decode_rows
 }
 
 __global__ void __launch_bounds__(kMergeWarps* kWarpSize) merge_splits(const __grid_constant__ Params params) {
-  merge_row(params, static_cast<std::int64_t>(blockIdx.x) * kMergeWarps + threadIdx.x / kWarpSize);
+  merge_row(params.problem, params.partials, static_cast<std::int64_t>(blockIdx.x) * kMergeWarps + threadIdx.x / kWarpSize);
 }
 
 /// Rows of a block: of packed sequences, whose lengths are in device memory, on average. A block takes more in several passes.
@@ -61,8 +62,7 @@ std::vector<Setting> settings() {
 int splits_of(const SoftmaxProblem& p, const DeviceProperties& device, const Settings& settings) {
   constexpr std::int64_t kLeastKeys = 128;
   const std::int64_t blocks = static_cast<std::int64_t>(settings.get("blocks", 6)) * device.multiprocessors;
-  const std::int64_t pairs = std::max<std::int64_t>(p.sequences * p.key_heads, 1);
-  return static_cast<int>(std::max<std::int64_t>(1, std::min(blocks / pairs, p.keys / kLeastKeys)));
+  return splits_for(blocks, p.sequences * p.key_heads, p.keys, kLeastKeys);
 }
 
 std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device, const Settings&) {
@@ -77,10 +77,8 @@ std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device,
   return "";
 }
 
-std::int64_t partials_of(const SoftmaxProblem& p, int splits) { return splits > 1 ? p.batch * p.queries * p.heads * splits : 0; }
-
 std::size_t workspace(const SoftmaxProblem& p, const DeviceProperties& device, const Settings& settings) {
-  return static_cast<std::size_t>(partials_of(p, splits_of(p, device, settings)) * (p.head_dim + 2)) * sizeof(float);
+  return static_cast<std::size_t>(Partials::floats(p, splits_of(p, device, settings))) * sizeof(float);
 }
 
 template <class P>
@@ -88,7 +86,7 @@ void launch_rows(const Params& params, cudaStream_t stream) {
   const SoftmaxProblem& p = params.problem;
   DELTA_ATTENTION_CUDA(
       cudaFuncSetAttribute(decode_rows<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(P::kBytes)));
-  const auto blocks = static_cast<unsigned>(p.sequences * p.key_heads * params.splits);
+  const auto blocks = static_cast<unsigned>(p.sequences * p.key_heads * params.partials.splits);
   decode_rows<P><<<blocks, P::kThreads, P::kBytes, stream>>>(params);
 }
 
@@ -112,10 +110,8 @@ void launch(const SoftmaxLaunch& call) {
   const SoftmaxProblem& p = call.problem;
   Params params;
   params.problem = p;
-  params.splits = splits_of(p, call.device, call.settings);
   params.in_pieces = reads_in_pieces(p.k, p.head_dim, 8) && reads_in_pieces(p.v, p.head_dim, 8);
-  params.stats = static_cast<float*>(call.workspace);  // first: pairs stay aligned
-  params.sums = params.stats + 2 * partials_of(p, params.splits);
+  params.partials = Partials(p, splits_of(p, call.device, call.settings), static_cast<float*>(call.workspace));
 
   const auto stream = static_cast<cudaStream_t>(call.stream);
   switch (p.dtype) {
@@ -123,13 +119,11 @@ void launch(const SoftmaxLaunch& call) {
     case DType::bf16: launch_element<BFloat16>(params, stream); break;
     default: launch_element<float>(params, stream); break;
   }
-  if (params.splits > 1) {
-    const auto blocks = static_cast<unsigned>(ceil_div(p.batch * p.queries * p.heads, kMergeWarps));
-    merge_splits<<<blocks, kMergeWarps * kWarpSize, 0, stream>>>(params);
-  }
+  if (params.partials.splits > 1) merge_splits<<<merge_blocks(p), kMergeWarps * kWarpSize, 0, stream>>>(params);
   DELTA_ATTENTION_CUDA(cudaGetLastError());
 }
 
+}  // namespace
 }  // namespace decode
 
 extern const SoftmaxKernel decode_kernel;

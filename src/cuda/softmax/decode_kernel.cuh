@@ -4,17 +4,15 @@
 
 #include <cuda_pipeline_primitives.h>
 
-#include <cmath>
 #include <cstdint>
 
 #include "cuda/device/rows.cuh"
-#include "cuda/softmax/scores.cuh"
+#include "cuda/softmax/splits.cuh"
 
 namespace delta_attention::decode {
 
-constexpr int kMostRows = 16;    // rows of q that a pass over the keys serves
-constexpr int kMostSize = 256;   // channels
-constexpr int kMergeWarps = 4;   // a warp merges one row of one head
+constexpr int kMostRows = 16;   // rows of q that a pass over the keys serves
+constexpr int kMostSize = 256;  // channels
 constexpr std::int64_t kMostKeys = std::int64_t{1} << 30;  // a place among a sequence's keys is an int
 
 /// A group of lanes holds a key, eight channels a lane; a thread's part of a tile is kKeys keys and their values.
@@ -49,10 +47,8 @@ struct Policy {
 
 struct Params {
   SoftmaxProblem problem;
-  int splits;
   bool in_pieces;  // rows of k and v can be copied in pieces of 16 bytes
-  float* sums;     // [B,Nq,H,splits,D], relative to the exponential of the maximum beside it
-  float* stats;    // [B,Nq,H,splits,2]: maximum, sum of weights
+  Partials partials;
 };
 
 /// What a block works on: part `split` of the keys of one sequence and key head.
@@ -106,8 +102,8 @@ __device__ __forceinline__ Block block_of(const Params& params, std::int64_t ind
   const SoftmaxProblem& p = params.problem;
   Block block;
   block.key_head = static_cast<int>(index % p.key_heads);
-  block.split = static_cast<int>(index / p.key_heads % params.splits);
-  block.n = index / p.key_heads / params.splits;
+  block.split = static_cast<int>(index / p.key_heads % params.partials.splits);
+  block.n = index / p.key_heads / params.partials.splits;
   block.sequence = p.sequence(block.n);
   block.shared_heads = static_cast<int>(p.heads / p.key_heads);
   return block;
@@ -130,7 +126,7 @@ __device__ __forceinline__ Span span_of(const Params& params, const Block& block
 __device__ __forceinline__ Span share_of(const Params& params, const Block& block, int first_row, int rows, int tile) {
   const Span first = span_of(params, block, first_row), last = span_of(params, block, first_row + rows - 1);
   const int keys = last.end > first.begin ? last.end - first.begin : 0;
-  const int tiles = static_cast<int>(ceil_div(ceil_div(keys, tile), params.splits));
+  const int tiles = static_cast<int>(ceil_div(ceil_div(keys, tile), params.partials.splits));
   const std::int64_t begin = first.begin + static_cast<std::int64_t>(tiles) * tile * block.split;
   const std::int64_t end = begin + static_cast<std::int64_t>(tiles) * tile;
   return {static_cast<int>(begin < last.end ? begin : last.end), static_cast<int>(end < last.end ? end : last.end)};
@@ -361,21 +357,6 @@ __device__ __forceinline__ void share_sums(Running<P>& running, const Shared<P>&
   }
 }
 
-/// The softmax of all parts: stats[part * stride].
-__device__ __forceinline__ RunningSoftmax merged(const RunningSoftmax* stats, int parts, int stride) {
-  RunningSoftmax all;
-  for (int i = 0; i < parts; ++i) all.max = fmaxf(all.max, stats[i * stride].max);
-  for (int i = 0; i < parts; ++i) all.sum += rescaling(stats[i * stride].max, all.max) * stats[i * stride].sum;
-  return all;
-}
-
-/// Channel `channel` of a row and, with channel 0, its logarithm.
-__device__ __forceinline__ void store_row(const SoftmaxProblem& p, std::int64_t batch, std::int64_t query, std::int64_t head, int channel,
-                                          float sum, const RunningSoftmax& softmax) {
-  p.out.store(p.out.offset(batch, query, head, channel), sum * normalizer(softmax));
-  if (channel == 0 && p.lse.present) p.lse.store(p.lse.offset(batch, query, head), log_sum(softmax));
-}
-
 /// Merges the groups' sums: into the outputs, or into the workspace where other blocks have the rest of the keys.
 template <class P>
 __device__ __forceinline__ void store_rows(const Params& params, const Block& block, int first_row, int rows,
@@ -393,17 +374,7 @@ __device__ __forceinline__ void store_rows(const Params& params, const Block& bl
       sum += rescaling(stats[g * P::kRows].max, all.max) * sums[(g * P::kRows + row) * P::kSize + channel];
     }
     const Row at = row_of(block, first_row + row);
-    const std::int64_t batch = block.sequence.batch, query = block.sequence.query_begin + at.query;
-    if (params.splits == 1) {
-      store_row(p, batch, query, at.head, channel, sum, all);
-      continue;
-    }
-    const std::int64_t place = ((batch * p.queries + query) * p.heads + at.head) * params.splits + block.split;
-    params.sums[place * size + channel] = sum;
-    if (channel == 0) {
-      params.stats[2 * place] = all.max;
-      params.stats[2 * place + 1] = all.sum;
-    }
+    store_split(p, params.partials, block.split, block.sequence.batch, block.sequence.query_begin + at.query, at.head, channel, sum, all);
   }
 }
 
@@ -441,22 +412,6 @@ __device__ __forceinline__ void decode_block(const Params& params, std::int64_t 
   for (int first = 0; first < rows; first += P::kRows) {
     if (first > 0) __syncthreads();
     attend_rows(params, block, first, rows - first < P::kRows ? rows - first : P::kRows, shared);
-  }
-}
-
-/// A warp merges the splits of one row of one head.
-__device__ __forceinline__ void merge_row(const Params& params, std::int64_t index) {
-  const SoftmaxProblem& p = params.problem;
-  if (index >= p.batch * p.queries * p.heads) return;
-  const int size = static_cast<int>(p.head_dim);
-  const auto* stats = reinterpret_cast<const RunningSoftmax*>(params.stats) + index * params.splits;
-  const float* sums = params.sums + index * params.splits * size;
-  const RunningSoftmax all = merged(stats, params.splits, 1);
-  const std::int64_t batch = index / p.heads / p.queries, query = index / p.heads % p.queries, head = index % p.heads;
-  for (int channel = threadIdx.x % kWarpSize; channel < size; channel += kWarpSize) {
-    float sum = 0.0f;
-    for (int i = 0; i < params.splits; ++i) sum += rescaling(stats[i].max, all.max) * sums[static_cast<std::int64_t>(i) * size + channel];
-    store_row(p, batch, query, head, channel, sum, all);
   }
 }
 

@@ -1,0 +1,73 @@
+#pragma once
+
+// Tensor-core products of 16-bit matrices with f32 sums (mma.sync, sm_80 and up), and the tiles of shared memory that feed them.
+//
+// A warp's fragments, as PTX lays them out: lane l = 4 g + t (g = l / 4, t = l % 4).
+//     A  16 x 16   4 registers: rows g and g + 8, columns 2t, 2t + 1 and the same 8 columns on
+//     B  16 x  8   2 registers: column g, rows 2t, 2t + 1 and the same 8 rows on
+//     C  16 x  8   4 floats:    row g columns 2t, 2t + 1; row g + 8 the same
+
+#include <cstdint>
+
+#include "problem/element.h"
+
+namespace delta_attention {
+
+/// Where the 16-byte chunk `chunk` of row `row` lies in a tile whose rows have kChunks of them, counted in 16 bytes. Chunks change
+/// places by the row, so that the eight rows that an access phase of ldmatrix reads lie in different banks.
+template <int kChunks>
+__device__ __forceinline__ int swizzled(int row, int chunk) {
+  static_assert(kChunks % 8 == 0);
+  return row * kChunks + (chunk ^ (row & 7));
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+/// Four 8 x 8 matrices of 16-bit elements; lane l names a row (16 bytes) of matrix l / 8.
+__device__ __forceinline__ void load_matrices(unsigned address, unsigned (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+/// The same, each transposed.
+__device__ __forceinline__ void load_matrices_transposed(unsigned address, unsigned (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// c += a b
+template <class Element>
+__device__ __forceinline__ void multiply_add(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]);
+template <>
+__device__ __forceinline__ void multiply_add<BFloat16>(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void multiply_add<Half>(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Two numbers rounded to 16 bits, the first in the lower half.
+template <class Element>
+__device__ __forceinline__ unsigned pack(float low, float high);
+template <>
+__device__ __forceinline__ unsigned pack<BFloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const unsigned*>(&pair);
+}
+template <>
+__device__ __forceinline__ unsigned pack<Half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const unsigned*>(&pair);
+}
+
+}  // namespace delta_attention
