@@ -21,16 +21,15 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 template <class P>
 void decode_in_splits(const SoftmaxProblem& problem, int splits) {
   const std::int64_t rows = problem.batch * problem.queries * problem.heads;
-  std::vector<float> sums(static_cast<std::size_t>(rows * splits * problem.head_dim), kNan);
-  std::vector<float> stats(static_cast<std::size_t>(rows * splits * 2), kNan);
+  std::vector<float> workspace(static_cast<std::size_t>(Partials::floats(problem, splits)), kNan);
   const bool in_pieces = reads_in_pieces(problem.k, problem.head_dim, 8) && reads_in_pieces(problem.v, problem.head_dim, 8);
-  const decode::Params params = {problem, splits, in_pieces, sums.data(), stats.data()};
+  const decode::Params params = {problem, in_pieces, Partials(problem, splits, workspace.data())};
   for (int block = 0; block < problem.sequences * problem.key_heads * splits; ++block) {
     std::vector<float4> memory(P::kBytes / sizeof(float4), {kNan, kNan, kNan, kNan});
     run_block(P::kThreads, [&] { decode::decode_block<P>(params, blockIdx.x, memory.data()); }, {block});
   }
   if (splits == 1) return;
-  for (int row = 0; row < rows; ++row) run_block(kWarpSize, [&] { decode::merge_row(params, blockIdx.x); }, {row});
+  for (int row = 0; row < rows; ++row) run_block(kWarpSize, [&] { merge_row(problem, params.partials, blockIdx.x); }, {row});
 }
 
 template <class P>
@@ -40,8 +39,8 @@ class EmulatedDecode : public ::testing::Test {
 
   static constexpr DType kDType =
       sizeof(typename P::Element) == 4 ? DType::f32 : std::is_same_v<typename P::Element, Half> ? DType::f16 : DType::bf16;
-  /// Shares of two tiles and more, the last one not full: the stages go round.
-  static constexpr Index kKeys = 9 * P::kTile + 5;
+  /// More tiles than stages, the last one not full.
+  static constexpr Index kKeys = 5 * P::kTile + 5;
   static constexpr Index kSize = P::kSize * 3 / 4;
   static constexpr Index kHeads = P::kRows == 16 ? 4 : P::kRows;
   static constexpr Index kQueries = P::kRows == 16 ? 3 : 1;
