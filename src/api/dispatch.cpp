@@ -79,6 +79,16 @@ std::string refusal_by_kind(DeviceType kernel_device, bool repeatable, const Dev
   return "";
 }
 
+std::string refusal_of_only_kernel(const char* kernel, DeviceType kernel_device, const DeviceProperties& device,
+                                   const Execution& execution) {
+  check_settings_have_a_kernel(execution);
+  const std::string refusal = refusal_by_kind(kernel_device, true, device, execution);
+  if (!refusal.empty()) return refusal;
+  if (!is_automatic(execution) && execution.kernel != kernel) return fmt::format("kernel '{}' was asked for", execution.kernel);
+  parse_settings(execution.settings, kernel, {});
+  return "";
+}
+
 std::string reason_of_choice(bool found, const DeviceProperties& device, const Execution& execution) {
   if (!found) {
     return is_automatic(execution) ? "no kernel of this build can run this problem"

@@ -23,6 +23,10 @@ void check_settings_have_a_kernel(const Execution& execution);
 std::string refusal_by_kind(DeviceType kernel_device, bool repeatable, const DeviceProperties& device,
                             const Execution& execution);
 
+/// The same for a call that has one kernel a device, without settings: also if another kernel was asked for.
+std::string refusal_of_only_kernel(const char* kernel, DeviceType kernel_device, const DeviceProperties& device,
+                                   const Execution& execution);
+
 /// Why this kernel, or why none.
 std::string reason_of_choice(bool found, const DeviceProperties& device, const Execution& execution);
 

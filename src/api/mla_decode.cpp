@@ -88,19 +88,14 @@ void check_lengths(const MlaArgs& args, const SoftmaxProblem& p) {
 }
 
 const MlaKernel& kernel_for(const MlaProblem& problem, const DeviceProperties& device, const Execution& execution) {
-  check_settings_have_a_kernel(execution);
   const MlaKernel* kernel = &mla_cpu_kernel;
 #if defined(DELTA_ATTENTION_WITH_CUDA)
   if (device.type == DeviceType::cuda) kernel = &mla_cuda_kernel;
 #endif
-  parse_settings(execution.settings, kernel->name, {});
-  std::string reason = refusal_by_kind(kernel->device, true, device, execution);
-  if (reason.empty() && !is_automatic(execution) && execution.kernel != kernel->name) {
-    reason = fmt::format("kernel '{}' was asked for", execution.kernel);
-  }
+  std::string reason = refusal_of_only_kernel(kernel->name, kernel->device, device, execution);
   if (reason.empty()) reason = kernel->unsupported(problem, device);
-  if (!reason.empty()) throw Unsupported(fmt::format("no MLA kernel can run this problem on {}:\n  {}: {}", device.name, kernel->name, reason));
-  return *kernel;
+  if (reason.empty()) return *kernel;
+  throw Unsupported(fmt::format("no MLA kernel can run this problem on {}:\n  {}: {}", device.name, kernel->name, reason));
 }
 
 }  // namespace
