@@ -1,5 +1,7 @@
 #include "emulated/gpu_threads.h"
 
+#include <algorithm>
+#include <limits>
 #include <thread>
 
 namespace delta_attention::test {
@@ -38,6 +40,18 @@ void run_blocks(int blocks, int threads, const std::vector<int>& threads_of_part
   std::vector<BlockIndex> indices;
   for (int x = 0; x < blocks; ++x) indices.push_back({x, 0});
   run_at_once(indices, threads, threads_of_parts, body);
+}
+
+void run_blocks_in_turn(int threads, std::int64_t blocks, std::vector<float4>& memory, const std::function<void(std::int64_t)>& body) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  run_block(threads, [&] {
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      if (threadIdx.x == 0) std::fill(memory.begin(), memory.end(), float4{kNan, kNan, kNan, kNan});
+      __syncthreads();
+      body(block);
+      __syncthreads();
+    }
+  });
 }
 
 }  // namespace delta_attention::test

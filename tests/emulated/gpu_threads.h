@@ -22,6 +22,13 @@
 #define __grid_constant__
 #define __shared__  // names one memory for the whole program: only for blocks that run one after another
 
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+
 namespace delta_attention::test {
 
 /// A meeting point of a fixed number of threads. (POSIX's own: ThreadSanitizer knows what it orders, and it is fast.) Two take turns: on
@@ -80,6 +87,9 @@ void run_block(int threads, const std::function<void()>& body, BlockIndex index 
 /// The same for blocks x = 0 .. blocks - 1 at once, parts of which meet in sync_part(1, threads_of_parts[0]) and so on.
 void run_blocks(int blocks, int threads, const std::vector<int>& threads_of_parts, const std::function<void()>& body);
 
+/// Runs `body` of blocks 0 .. blocks - 1 one after another on the same threads; each finds NaN in `memory`.
+void run_blocks_in_turn(int threads, std::int64_t blocks, std::vector<float4>& memory, const std::function<void(std::int64_t)>& body);
+
 }  // namespace delta_attention::test
 
 struct ThreadIndex {
@@ -102,12 +112,6 @@ struct BlockExtent {
 };
 inline constexpr BlockExtent blockDim = {256};
 
-struct alignas(8) float2 {
-  float x, y;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 inline void __syncthreads() { delta_attention::test::this_gpu_thread.block->all.arrive_and_wait(); }

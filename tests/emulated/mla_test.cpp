@@ -27,12 +27,14 @@ void decode_latents(const MlaProblem& problem, int splits) {
   for (int head = 0; head < a.heads; ++head) {
     for (int channel = 0; channel < problem.channels(); ++channel) mla::absorb_channel(params, head, channel);
   }
-  for (int block = 0; block < mla::row_tiles(a) * a.batch * splits; ++block) {
-    std::vector<float4> memory(static_cast<std::size_t>(mla::shared_floats(problem) / 4 + 1), {kNan, kNan, kNan, kNan});
-    run_block(mla::kThreads, [&] { mla::decode_block(params, blockIdx.x, reinterpret_cast<float*>(memory.data())); }, {block});
-  }
+  std::vector<float4> memory(static_cast<std::size_t>(mla::shared_floats(problem) / 4 + 1));
+  run_blocks_in_turn(mla::kThreads, mla::row_tiles(a) * a.batch * splits, memory, [&](std::int64_t block) {
+    mla::decode_block(params, block, reinterpret_cast<float*>(memory.data()));
+  });
   if (splits == 1) return;
-  for (int row = 0; row < rows; ++row) run_block(kWarpSize, [&] { merge_row(a, params.partials, blockIdx.x); }, {row});
+  run_block(kWarpSize, [&] {
+    for (std::int64_t row = 0; row < rows; ++row) merge_row(a, params.partials, row);
+  });
 }
 
 class EmulatedMla : public ::testing::Test {

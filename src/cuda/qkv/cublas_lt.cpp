@@ -102,7 +102,8 @@ Layout layout_of(const Product::Matrix& matrix, DType dtype, std::int64_t inner,
   Layout layout(raw, lt.layout_destroy);
   const auto count = static_cast<std::int32_t>(batch);
   require(lt.layout_set(raw, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count), "batch count");
-  require(lt.layout_set(raw, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &matrix.batch_stride, sizeof matrix.batch_stride), "batch stride");
+  const std::int64_t offset = matrix.batch_stride;
+  require(lt.layout_set(raw, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &offset, sizeof offset), "batch stride");
   return layout;
 }
 

@@ -1,8 +1,9 @@
-// qkv_cublaslt: the fused projection. One matrix product by cuBLASLt, f32 sums, bias in its epilogue, each result rounded once; then, unless q,
-// k and v are neighbouring slices of one buffer, which the product writes itself, a launch that carries its columns to where they belong.
+// qkv_cublaslt: the fused projection. One matrix product by cuBLASLt, f32 sums, bias in its epilogue, each result rounded once; then,
+// unless q, k and v are neighbouring slices of one buffer, which the product writes itself, a launch that carries its columns to where they
+// belong.
 //
-// cuBLASLt is not linked: it is looked for when the first call comes, so that a program without it runs all else and the package stays small.
-// What its header declares at build time is what is looked for. Split sums that add up in any order are ruled out: results repeat.
+// cuBLASLt is not linked: it is looked for when the first call comes, so that a program without it runs all else and the package stays
+// small. What its header declares at build time is what is looked for. Sums that add up in any order are ruled out: results repeat.
 //
 // Row-major [rows, columns] is column-major [columns, rows]: the product is D = W x in cuBLASLt's terms, with columns as its first extent.
 // Grid of split_columns: a block a token, 256 threads, 16 bytes a thread where rows of heads are aligned to them.
@@ -33,7 +34,7 @@ struct Scratch {
         bytes(product + static_cast<std::size_t>(p.rows() * p.columns()) * size_of(p.dtype)) {}
 };
 
-/// Moves pieces of `kWidth` raw elements.
+/// Moves pieces of `width` elements; Raw has their size.
 template <class Raw>
 __global__ void __launch_bounds__(kThreads) split_columns(const __grid_constant__ FusedQkvProblem p, const Raw* product, int width) {
   const std::int64_t row = blockIdx.x, b = row / p.tokens, n = row % p.tokens;

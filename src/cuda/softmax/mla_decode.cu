@@ -58,7 +58,9 @@ std::string unsupported(const MlaProblem& p, const DeviceProperties& device) {
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
   if (a.head_dim > kMostLatent) return "L = " + std::to_string(a.head_dim) + "; at most " + std::to_string(kMostLatent);
   if (p.rope_dim > kMostLatent) return "R = " + std::to_string(p.rope_dim) + "; at most " + std::to_string(kMostLatent);
-  if (shared_bytes(p) > device.shared_memory) return std::to_string(shared_bytes(p)) + " bytes of shared memory a block: the device has fewer";
+  if (shared_bytes(p) > device.shared_memory) {
+    return std::to_string(shared_bytes(p)) + " bytes of shared memory a block; the device has " + std::to_string(device.shared_memory);
+  }
   if (a.keys > 1 << 30) return "more than 2^30 keys";
   if (a.heads > 65535 || blocks_of_a_split(a) > 0x7fffff || p.rows() * a.heads > 0x7fffffff) return "more blocks than a grid has";
   return "";
