@@ -1,8 +1,10 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 
+#include "cuda/device/mma.cuh"
 #include "cuda/device/runtime.h"
 #include "support/ceilings.h"
 #include "support/cuda_clock.h"
@@ -16,7 +18,7 @@ constexpr int kRounds = 4096;
 
 /// kRounds x kChains multiply-adds a thread. The sum is stored, so that they are really done; factors come from the caller, so that they
 /// cannot be done beforehand.
-__global__ void __launch_bounds__(kThreads) multiply_add(float factor, float summand, float* out) {
+__global__ void __launch_bounds__(kThreads) multiply_floats(float factor, float summand, float* out) {
   float x[kChains];
   for (int i = 0; i < kChains; ++i) x[i] = static_cast<float>(threadIdx.x + i);
   for (int round = 0; round < kRounds; ++round) {
@@ -26,13 +28,6 @@ __global__ void __launch_bounds__(kThreads) multiply_add(float factor, float sum
   float sum = 0.0f;
   for (int i = 0; i < kChains; ++i) sum += x[i];
   out[blockIdx.x * kThreads + threadIdx.x] = sum;
-}
-
-/// mma.sync.m16n8k16 (PTX ISA, "Warp-level Matrix Instructions"), bf16 with f32 sums: c += a b.
-__device__ void mma_m16n8k16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 constexpr double kMmaFlops = 2.0 * 16 * 8 * 16;
@@ -46,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) multiply_tiles(unsigned bits, float*
   }
   for (int round = 0; round < kRounds; ++round) {
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) mma_m16n8k16(c[i], a, b);
+    for (int i = 0; i < kTiles; ++i) delta_attention::multiply_add<delta_attention::BFloat16>(a, b[0], b[1], c[i]);
   }
   float sum = 0.0f;
   for (int i = 0; i < kTiles; ++i) sum += c[i][0] + c[i][1] + c[i][2] + c[i][3];
@@ -63,12 +58,21 @@ double fastest(const CudaCall::Launch& launch) {
 
 cudaStream_t stream_of(const delta_attention::Execution& execution) { return static_cast<cudaStream_t>(execution.stream); }
 
-double copied_bytes_per_second() {
+/// Every multiprocessor copies: a copy of the driver's may run on a copy engine, which is slower.
+__global__ void __launch_bounds__(kThreads) copy(const uint4* from, uint4* to, std::int64_t count) {
+  const std::int64_t threads = std::int64_t{gridDim.x} * kThreads;
+#pragma unroll 4
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += threads) to[i] = from[i];
+}
+
+double copied_bytes_per_second(int blocks) {
   constexpr std::size_t kBytes = std::size_t{1} << 30;
   const DeviceMemory from(kBytes), to(kBytes);
   DELTA_ATTENTION_CUDA(cudaMemset(from.data(), 0, kBytes));
   const double seconds = fastest([&](const delta_attention::Execution& execution) {
-    DELTA_ATTENTION_CUDA(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, stream_of(execution)));
+    copy<<<blocks, kThreads, 0, stream_of(execution)>>>(static_cast<const uint4*>(from.data()), static_cast<uint4*>(to.data()),
+                                                        kBytes / sizeof(uint4));
+    DELTA_ATTENTION_CUDA(cudaGetLastError());
   });
   return 2.0 * kBytes / seconds;
 }
@@ -80,7 +84,7 @@ Ceilings measure() {
   const DeviceMemory out(sizeof(float) * kThreads * static_cast<std::size_t>(blocks));
   auto* const sums = static_cast<float*>(out.data());
   const double multiply_adds = fastest([=](const delta_attention::Execution& execution) {
-    multiply_add<<<blocks, kThreads, 0, stream_of(execution)>>>(0.999f, 1e-3f, sums);
+    multiply_floats<<<blocks, kThreads, 0, stream_of(execution)>>>(0.999f, 1e-3f, sums);
     DELTA_ATTENTION_CUDA(cudaGetLastError());
   });
   const double products = fastest([=](const delta_attention::Execution& execution) {
@@ -89,7 +93,7 @@ Ceilings measure() {
   });
   const double threads = static_cast<double>(blocks) * kThreads;
   Ceilings ceilings;
-  ceilings.bytes = copied_bytes_per_second();
+  ceilings.bytes = copied_bytes_per_second(blocks);
   ceilings.f32_flops = 2.0 * threads * kRounds * kChains / multiply_adds;
   ceilings.bf16_mma_flops = kMmaFlops * threads / kWarp * kRounds * kTiles / products;
   return ceilings;

@@ -35,6 +35,8 @@ struct SoftmaxKernel {
   std::string (*unsupported)(const SoftmaxProblem&, const DeviceProperties&, const Settings&);
   std::size_t (*workspace)(const SoftmaxProblem&, const DeviceProperties&, const Settings&);
   void (*launch)(const SoftmaxLaunch&);
+  /// Weights are rounded to the operands' type before they multiply the values.
+  bool rounds_weights = false;
 };
 
 /// Every softmax kernel of this build.

@@ -19,10 +19,10 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 template <class P>
 void attend_in_tiles(const SoftmaxProblem& problem) {
-  const std::int64_t row_blocks = ceil_div(problem.queries, P::kRows);
+  const WorkOrder order(problem, P::kRows);
   const auto in_vectors = [&](const InputOperand& x) { return reads_in_pieces(x, problem.head_dim, 4); };
-  const tile::Params params = {problem, row_blocks, in_vectors(problem.q), in_vectors(problem.k), in_vectors(problem.v)};
-  for (int block = 0; block < problem.sequences * problem.heads * row_blocks; ++block) {
+  const tile::Params params = {problem, order, in_vectors(problem.q), in_vectors(problem.k), in_vectors(problem.v)};
+  for (int block = 0; block < order.blocks(); ++block) {
     std::vector<float4> memory(P::kBytes / sizeof(float4) + 1, {kNan, kNan, kNan, kNan});
     run_block(P::kThreads, [&] { tile::attend_rows<P>(params, blockIdx.x, reinterpret_cast<float*>(memory.data())); }, {block});
   }

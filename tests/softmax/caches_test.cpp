@@ -61,7 +61,7 @@ TEST_P(SoftmaxCaches, EverySetting) {
       chosen.settings = std::string(setting.name) + "=" + std::to_string(value);
       SCOPED_TRACE(chosen.settings);
       SoftmaxCall call(inputs, GetParam().device);
-      if (attend(call.args, chosen)) expect_matches(inputs, call.outputs(), truth);
+      if (attend(call.args, chosen)) expect_matches(inputs, call.outputs(), truth, GetParam().rounds_weights);
     }
   }
 }
@@ -120,7 +120,7 @@ TEST_P(SoftmaxCaches, I04_PagesBeyondTwoToThe31) {
   };
   spread(call.args.k, 0);
   spread(call.args.v, page);
-  if (attend(call.args, execution())) expect_matches(inputs, call.outputs(), softmax_oracle(inputs));
+  if (attend(call.args, execution())) expect_matches(inputs, call.outputs(), softmax_oracle(inputs), GetParam().rounds_weights);
 }
 
 EVERY_SOFTMAX_KERNEL(SoftmaxCaches);

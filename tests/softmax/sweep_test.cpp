@@ -30,10 +30,13 @@ class SoftmaxSweep : public SoftmaxTest {
     return offsets;
   }
 
+  /// Any size, and often one that tensor cores take.
+  Index any_size() { return pick(random, 0, 2) == 0 ? pick_from(random, std::vector<Index>{64, 128}) : pick(random, 1, 80); }
+
   SoftmaxInputs sample() {
     const bool packed = pick(random, 0, 3) == 0;
     const Index batch = packed ? 1 : pick(random, 1, 3), queries = pick(random, 1, 40), keys = pick(random, 1, 70);
-    const Index key_heads = pick(random, 1, 3), heads = key_heads * pick(random, 1, 3), size = pick(random, 1, 80);
+    const Index key_heads = pick(random, 1, 3), heads = key_heads * pick(random, 1, 3), size = any_size();
     const DType dtype = pick_from(random, std::vector<DType>{DType::f32, DType::f16, DType::bf16});
     SoftmaxInputs inputs = random_inputs(random, dtype, batch, queries, keys, heads, key_heads, size);
     inputs.layout = pick_from(random, std::vector<Layout>{Layout::bthd, Layout::bhtd, Layout::padded});
@@ -59,6 +62,21 @@ TEST_P(SoftmaxSweep, MatchesReferenceOnSampledProblems) {
   for (int n = 0; n < samples && !HasFailure(); ++n) {
     SCOPED_TRACE("sample " + std::to_string(n));
     expect_matches_oracle(sample());
+  }
+}
+
+// Several blocks of rows and tiles of keys, the last ones not full.
+TEST_P(SoftmaxSweep, MatchesReferenceOnLongerSequences) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const Index size : {64, 128}) {
+      for (const bool causal : {false, true}) {
+        const Index queries = pick(random, 130, 300), keys = pick(random, 65, 400);
+        SoftmaxInputs inputs = random_inputs(random, dtype, 1, queries, keys, 2, 1, size);
+        inputs.causal = causal;
+        if (causal && pick(random, 0, 1) == 0) inputs.window_left = pick(random, 0, 150);
+        expect_matches_oracle(inputs);
+      }
+    }
   }
 }
 

@@ -51,7 +51,8 @@ struct SoftmaxTruth {
 SoftmaxTruth softmax_oracle(const SoftmaxInputs& inputs);
 
 /// Compares with the oracle under tolerances that softmax.cpp derives; adds test failures.
-void expect_matches(const SoftmaxInputs& inputs, const SoftmaxOutputs& got, const SoftmaxTruth& truth);
+/// `rounds_weights`: as the kernel says of itself.
+void expect_matches(const SoftmaxInputs& inputs, const SoftmaxOutputs& got, const SoftmaxTruth& truth, bool rounds_weights = false);
 
 /// Integers as i32 in guarded memory.
 class StoredIntegers {
@@ -86,6 +87,7 @@ class SoftmaxCall {
 struct SoftmaxKernelInfo {
   std::string name;
   Device device;
+  bool rounds_weights = false;
 };
 std::vector<SoftmaxKernelInfo> all_softmax_kernels();
 std::string softmax_kernel_test_name(const ::testing::TestParamInfo<SoftmaxKernelInfo>& info);

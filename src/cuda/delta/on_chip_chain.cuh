@@ -68,6 +68,7 @@ __device__ __forceinline__ void compute_micro_chunk(const Params& params, std::i
   if (group.atomic) clear_next_place<P>(group);
   sync_part(1, P::kThreads);
   advance<P>(p, shared, tile, shared.u(side));
+  sync_part(1, P::kThreads);  // for racecheck: it does not see that the whole block's barrier, which follows, ends these reads
   group.count_flush();
 }
 

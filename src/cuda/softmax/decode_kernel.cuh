@@ -277,7 +277,7 @@ __device__ __forceinline__ bool weigh_keys(const Params& params, const Block& bl
   float score = -INFINITY;
   if (key >= range.begin && key < range.end) {
     const Row at = row_of(block, first_row + row);
-    score = score_of(params.problem, product, block.sequence.batch, at.head, at.query, key);
+    score = score_of(params.problem, params.problem.scale * product, block.sequence.batch, at.head, at.query, key);
   }
   float max = fmaxf(running.max, score);
 #pragma unroll

@@ -15,7 +15,7 @@
 // the tensor cores, would set the pace.
 //
 // Which tiles. From the first key that the block's first row sees to the last that its last row does; hidden tiles are not loaded, and only
-// those on the edge of a mask are masked element by element. Blocks with many keys start first.
+// those on the edge of a mask are masked element by element. Blocks with many keys start first (work_order.cuh).
 //
 // Budget at 128 channels: 32 KB for Q (later for the output on its way out), 16 KB each for K and V; 128 threads of up to 255 registers,
 // 2 blocks a multiprocessor. Rows of shared memory are swizzled in 16-byte chunks (cuda/device/mma.cuh).
@@ -33,6 +33,7 @@
 #include "cuda/device/rows.cuh"
 #include "cuda/device/runtime.h"
 #include "cuda/softmax/scores.cuh"
+#include "cuda/softmax/work_order.cuh"
 
 namespace delta_attention {
 namespace {
@@ -58,7 +59,8 @@ struct Policy {
 
 struct Params {
   SoftmaxProblem problem;
-  std::int64_t row_blocks;
+  WorkOrder order;
+  std::int64_t side_by_side;  // blocks that start on multiprocessors of their own
 };
 
 /// The block's part, in shared memory: most of the time nobody needs it in registers.
@@ -114,20 +116,25 @@ __device__ __forceinline__ void multiply_keys(const uint4* q, const uint4* keys,
   // A: rows 0-7 and 8-15 of the first 8 channels, then of the next 8. B: keys 0-7 of 8 channels, of the next 8, then keys 8-15.
   const unsigned a_start = shared_address(q + swizzled<P::kChunks>(first_row + lane % 16, lane / 16));
   const unsigned b_start = shared_address(keys + swizzled<P::kChunks>(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+  // Fragments are fetched one product ahead.
+  constexpr int kSteps = P::kDim / 16, kPairs = kKeys / 16;
+  unsigned a[2][kFragments][4], b[2][4];
+  const auto load_a = [&](int step) {
 #pragma unroll
-  for (int step = 0; step < P::kDim / 16; ++step) {
-    unsigned a[kFragments][4];
+    for (int f = 0; f < kFragments; ++f) load_matrices((a_start ^ (step * 32)) + f * 16 * P::kRowBytes, a[step % 2][f]);
+  };
+  const auto load_b = [&](int i) { load_matrices((b_start ^ (i / kPairs * 32)) + i % kPairs * 16 * P::kRowBytes, b[i % 2]); };
+  load_a(0);
+  load_b(0);
 #pragma unroll
-    for (int f = 0; f < kFragments; ++f) load_matrices((a_start ^ (step * 32)) + f * 16 * P::kRowBytes, a[f]);
+  for (int i = 0; i < kSteps * kPairs; ++i) {
+    const int step = i / kPairs, pair = i % kPairs;
+    if (pair == 0 && step + 1 < kSteps) load_a(step + 1);
+    if (i + 1 < kSteps * kPairs) load_b(i + 1);
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; n += 2) {
-      unsigned b[4];
-      load_matrices((b_start ^ (step * 32)) + n * 8 * P::kRowBytes, b);
-#pragma unroll
-      for (int f = 0; f < kFragments; ++f) {
-        multiply_add<typename P::Element>(a[f], b[0], b[1], scores[f][n]);
-        multiply_add<typename P::Element>(a[f], b[2], b[3], scores[f][n + 1]);
-      }
+    for (int f = 0; f < kFragments; ++f) {
+      multiply_add<typename P::Element>(a[step % 2][f], b[i % 2][0], b[i % 2][1], scores[f][pair * 2]);
+      multiply_add<typename P::Element>(a[step % 2][f], b[i % 2][2], b[i % 2][3], scores[f][pair * 2 + 1]);
     }
   }
 }
@@ -138,27 +145,31 @@ __device__ __forceinline__ void add_values(const Sums<kKeys>& weights, const uin
   const int lane = threadIdx.x % kWarpSize;
   // B, transposed: keys 0-7 and 8-15 of 8 channels, then of the next 8.
   const unsigned b_start = shared_address(values + swizzled<P::kChunks>(lane % 16, lane / 16));
+  constexpr int kSteps = kKeys / 16, kPairs = P::kDim / 16;
+  unsigned a[kFragments][4], b[2][4];
+  const auto load_b = [&](int i) {
+    load_matrices_transposed((b_start ^ (i % kPairs * 32)) + i / kPairs * 16 * P::kRowBytes, b[i % 2]);
+  };
+  load_b(0);
 #pragma unroll
-  for (int step = 0; step < kKeys / 16; ++step) {
-    unsigned a[kFragments][4];
+  for (int i = 0; i < kSteps * kPairs; ++i) {
+    const int step = i / kPairs, pair = i % kPairs;
+    if (i + 1 < kSteps * kPairs) load_b(i + 1);
+    if (pair == 0) {
 #pragma unroll
-    for (int f = 0; f < kFragments; ++f) {
+      for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float(&w)[4] = weights[f][step * 2 + half];
-        a[f][half * 2] = pack<typename P::Element>(w[0], w[1]);
-        a[f][half * 2 + 1] = pack<typename P::Element>(w[2], w[3]);
+        for (int half = 0; half < 2; ++half) {
+          const float(&w)[4] = weights[f][step * 2 + half];
+          a[f][half * 2] = pack<typename P::Element>(w[0], w[1]);
+          a[f][half * 2 + 1] = pack<typename P::Element>(w[2], w[3]);
+        }
       }
     }
 #pragma unroll
-    for (int n = 0; n < P::kDim / 8; n += 2) {
-      unsigned b[4];
-      load_matrices_transposed((b_start ^ (n * 16)) + step * 16 * P::kRowBytes, b);
-#pragma unroll
-      for (int f = 0; f < kFragments; ++f) {
-        multiply_add<typename P::Element>(a[f], b[0], b[1], out[f][n]);
-        multiply_add<typename P::Element>(a[f], b[2], b[3], out[f][n + 1]);
-      }
+    for (int f = 0; f < kFragments; ++f) {
+      multiply_add<typename P::Element>(a[f], b[i % 2][0], b[i % 2][1], out[f][pair * 2]);
+      multiply_add<typename P::Element>(a[f], b[i % 2][2], b[i % 2][3], out[f][pair * 2 + 1]);
     }
   }
 }
@@ -188,36 +199,58 @@ __device__ __forceinline__ void mask_scores(const SoftmaxProblem& p, const Place
   }
 }
 
-/// Scores, in units of 1/factor nats over log2(e), become weights; the rows' sums and outputs follow the new maxima.
+/// Scores, in units of 1 / factor of log2, become weights, and the rows' sums follow. All that a row has is relative to 2^(max factor); the
+/// maximum moves, and rescales it, only when scores have grown past it by 2^kSlack, as no weight may overflow 16 bits.
 template <class P>
 __device__ __forceinline__ void merge(float factor, Sums<kKeys>& scores, Softmaxes& softmaxes, Sums<P::kDim>& out) {
+  constexpr float kSlack = 8.0f;
+  float max[kFragments][2];
+  bool moves = false;
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& m = max[f][half];
+      m = scores[f][0][half * 2];
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) m = fmaxf(m, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
+      m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, 1));
+      m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, 2));
+      moves = moves || m * factor > softmaxes[f][half].max * factor + kSlack;
+    }
+  }
+  if (__any_sync(kFullWarp, moves)) {
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        RunningSoftmax& s = softmaxes[f][half];
+        const float before = s.max;
+        s.max = fmaxf(before, max[f][half]);
+        const float rescale = before == -INFINITY ? 0.0f : exp2_approx((before - s.max) * factor);
+        s.sum *= rescale;
+#pragma unroll
+        for (int n = 0; n < P::kDim / 8; ++n) {
+          out[f][n][half * 2] *= rescale;
+          out[f][n][half * 2 + 1] *= rescale;
+        }
+      }
+    }
+  }
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       RunningSoftmax& s = softmaxes[f][half];
-      float max = s.max;
-#pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) max = fmaxf(max, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
-      max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 1));
-      max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 2));
-      const float shift = max == -INFINITY ? 0.0f : max * factor;  // a row that has seen no key yet: every weight is exp2(-infinity) = 0
-      const float rescale = exp2_approx(s.max * factor - shift);
-      float sum = s.sum * rescale;
+      const float shift = s.max == -INFINITY ? 0.0f : s.max * factor;  // a row that has seen no key yet: every weight is 2^-infinity = 0
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = scores[f][n][half * 2 + e];
           score = exp2_approx(score * factor - shift);
-          sum += score;
+          s.sum += score;
         }
-      }
-      s = {max, sum};
-#pragma unroll
-      for (int n = 0; n < P::kDim / 8; ++n) {
-        out[f][n][half * 2] *= rescale;
-        out[f][n][half * 2 + 1] *= rescale;
       }
     }
   }
@@ -274,13 +307,22 @@ __device__ __forceinline__ void store(const SoftmaxProblem& p, const Place& plac
   }
 }
 
+/// Where all blocks run at once, two a multiprocessor, the second ones come in the opposite order, so that a long one shares with a
+/// short one.
+__device__ __forceinline__ WorkOrder::Work work_of(const Params& params, std::int64_t block) {
+  const std::int64_t blocks = params.order.row_blocks * params.order.heads;
+  const bool second = blocks <= 2 * params.side_by_side && block >= params.side_by_side;
+  return params.order.at(second ? blocks - 1 - (block - params.side_by_side) : block);
+}
+
 __device__ __forceinline__ Place place_of(const Params& params, std::int64_t block) {
   const SoftmaxProblem& p = params.problem;
+  const WorkOrder::Work work = work_of(params, block);
   Place place;
-  place.first_row = (params.row_blocks - 1 - block % params.row_blocks) * kRows;
-  place.head = block / params.row_blocks % p.heads;
+  place.head = work.head % p.heads;
   place.key_head = p.key_head(place.head);
-  place.pair = p.sequence(block / params.row_blocks / p.heads);
+  place.pair = p.sequence(work.head / p.heads);
+  place.first_row = work.row_block * kRows;
   const std::int64_t left = place.pair.queries - place.first_row;
   place.rows = static_cast<int>(left < 0 ? 0 : left < kRows ? left : kRows);
   const KeyRange first = p.visible(place.pair, place.first_row), last = p.visible(place.pair, place.first_row + place.rows - 1);
@@ -351,8 +393,6 @@ void with_policy(const SoftmaxProblem& p, const Use& use) {
   p.dtype == DType::bf16 ? with_element(BFloat16()) : with_element(Half());
 }
 
-std::int64_t row_blocks(const SoftmaxProblem& p) { return ceil_div(p.queries, kRows); }
-
 std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device, const Settings&) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "tensor cores multiply f16 and bf16 here; q is " + std::string(name(p.dtype));
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
@@ -367,7 +407,7 @@ std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device,
   }
   constexpr std::int64_t kMost = 0x7fffffff;
   if (p.keys > kMost - kKeys) return "more than 2^31 keys";
-  if (p.sequences * p.heads * row_blocks(p) > kMost) return "more blocks than a grid has";
+  if (WorkOrder(p, kRows).blocks() > kMost) return "more blocks than a grid has";
   std::string reason;
   with_policy(p, [&](auto policy) {
     const std::size_t bytes = decltype(policy)::kBytes;
@@ -383,10 +423,9 @@ void launch(const SoftmaxLaunch& call) {
   const SoftmaxProblem& p = call.problem;
   with_policy(p, [&](auto policy) {
     using P = decltype(policy);
-    const Params params = {p, row_blocks(p)};
+    const Params params = {p, WorkOrder(p, kRows), call.device.multiprocessors};
     DELTA_ATTENTION_CUDA(cudaFuncSetAttribute(flash<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kBytes));
-    const auto blocks = static_cast<unsigned>(p.sequences * p.heads * row_blocks(p));
-    flash<P><<<blocks, kThreads, P::kBytes, static_cast<cudaStream_t>(call.stream)>>>(params);
+    flash<P><<<static_cast<unsigned>(params.order.blocks()), kThreads, P::kBytes, static_cast<cudaStream_t>(call.stream)>>>(params);
     DELTA_ATTENTION_CUDA(cudaGetLastError());
   });
 }
@@ -395,6 +434,6 @@ void launch(const SoftmaxLaunch& call) {
 
 extern const SoftmaxKernel flash_tc_softmax_kernel;
 const SoftmaxKernel flash_tc_softmax_kernel = {
-    "flash_tc", "tensor cores, f16 and bf16", DeviceType::cuda, true, 20, no_settings, unsupported, no_workspace, launch};
+    "flash_tc", "tensor cores, f16 and bf16", DeviceType::cuda, true, 20, no_settings, unsupported, no_workspace, launch, true};
 
 }  // namespace delta_attention

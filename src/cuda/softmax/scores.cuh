@@ -34,10 +34,9 @@ __device__ __forceinline__ float log_sum(const RunningSoftmax& s) { return s.sum
 /// What a row's weighted sum of values is multiplied with; 0 for a row that saw no key.
 __device__ __forceinline__ float normalizer(const RunningSoftmax& s) { return s.sum > 0.0f ? 1.0f / s.sum : 0.0f; }
 
-/// cap(scale <q,k>) + mask of one pair, from the dot product.
-__device__ __forceinline__ float score_of(const SoftmaxProblem& p, float dot, std::int64_t batch, std::int64_t head, std::int64_t row,
+/// cap(x) + mask of one pair, from x = scale <q,k>.
+__device__ __forceinline__ float score_of(const SoftmaxProblem& p, float score, std::int64_t batch, std::int64_t head, std::int64_t row,
                                           std::int64_t key) {
-  float score = p.scale * dot;
   if (p.softcap > 0.0f) score = p.softcap * tanhf(score / p.softcap);
   if (p.mask.present) score += static_cast<const float*>(p.mask.data)[p.mask.offset(batch, head, row, key)];
   return score;

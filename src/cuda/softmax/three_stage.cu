@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kTile* kTile)
   if (!row_exists || at.column >= h.pair.keys) return;
   const KeyRange seen = p.visible(h.pair, at.row);
   const bool sees = at.column >= seen.begin && at.column < seen.end;
-  h.scores[at.row * p.keys + at.column] = sees ? score_of(p, dot, h.pair.batch, h.head, at.row, at.column) : -INFINITY;
+  h.scores[at.row * p.keys + at.column] = sees ? score_of(p, p.scale * dot, h.pair.batch, h.head, at.row, at.column) : -INFINITY;
 }
 
 __global__ void __launch_bounds__(kWarps* kWarpSize) make_weights(const __grid_constant__ SoftmaxProblem p, float* scores) {

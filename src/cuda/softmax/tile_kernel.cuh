@@ -8,7 +8,7 @@
 //   vec_padded   vectors    4        1         a padded row puts neighbouring keys into other banks
 //   ping_pong    vectors    4        2         the next tile is fetched under this one
 //   rowmax       vectors    4        1         how sums follow the maximum, and which exponential: settings
-//   vec_fused    vectors    4        1         tiles of 8 to 64 keys, one for each head_dim: a setting
+//   vec_fused    vectors    4        1         tiles of 8 to 64 keys: a setting
 //
 // Algorithm. A block holds 32 query rows in shared memory and goes through the keys that any of them can see, kKeys at a time
 // (whole tiles that a causal mask or a window hides are never loaded). A warp has 8 of the rows. For a tile,
@@ -71,8 +71,6 @@ void with_policy(const SoftmaxProblem& p, const Use& use) {
   with_dim(std::integral_constant<int, 128>());
 }
 
-inline std::int64_t blocks_of(const SoftmaxProblem& p, int rows) { return p.sequences * p.heads * ceil_div(p.queries, rows); }
-
 template <class Family>
 std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device) {
   if (p.has_f64) return needs_f32(p);
@@ -85,7 +83,7 @@ std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device)
     if (bytes > device.shared_memory) {
       reason = "a block needs " + std::to_string(bytes) + " bytes of shared memory; " + device.name + " has " +
                std::to_string(device.shared_memory);
-    } else if (blocks_of(p, P::kRows) > kMostBlocks) {
+    } else if (WorkOrder(p, P::kRows).blocks() > kMostBlocks) {
       reason = "more blocks than a grid has";
     }
   });
@@ -98,10 +96,10 @@ void launch(const SoftmaxLaunch& call) {
   with_policy<Family>(p, [&](auto policy) {
     using P = decltype(policy);
     constexpr auto kKernel = attend<P>;
-    const Params params = {p, ceil_div(p.queries, P::kRows), reads_in_pieces(p.q, p.head_dim, 4), reads_in_pieces(p.k, p.head_dim, 4),
+    const Params params = {p, WorkOrder(p, P::kRows), reads_in_pieces(p.q, p.head_dim, 4), reads_in_pieces(p.k, p.head_dim, 4),
                            reads_in_pieces(p.v, p.head_dim, 4)};
     DELTA_ATTENTION_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kBytes));
-    kKernel<<<static_cast<unsigned>(blocks_of(p, P::kRows)), P::kThreads, P::kBytes, static_cast<cudaStream_t>(call.stream)>>>(params);
+    kKernel<<<static_cast<unsigned>(params.order.blocks()), P::kThreads, P::kBytes, static_cast<cudaStream_t>(call.stream)>>>(params);
     DELTA_ATTENTION_CUDA(cudaGetLastError());
   });
 }

@@ -9,6 +9,7 @@
 #include "cuda/device/rows.cuh"
 #include "cuda/device/warp.cuh"
 #include "cuda/softmax/scores.cuh"
+#include "cuda/softmax/work_order.cuh"
 
 namespace delta_attention::tile {
 
@@ -27,7 +28,7 @@ struct Policy {
 
   static constexpr int kWarps = 4, kThreads = kWarps * kWarpSize;
   static constexpr int kWarpRows = 8, kRows = kWarps * kWarpRows;  // query rows of a warp, of a block
-  static constexpr int kBlocks = kBuffers == 2 ? 2 : 3;            // of a multiprocessor, at least
+  static constexpr int kBlocks = kBuffers == 2 || kDim == 128 ? 2 : 3;  // of a multiprocessor, at least
   static constexpr int kStride = kDim + kPadding;                  // of a key in shared memory
   static constexpr int kOwn = kDim / kWarpSize;                    // channels of the output that a lane holds
   // Scores of a tile in a warp: a lane takes kLaneKeys keys and, of tiles narrower than a warp, only every kRowSplit-th row.
@@ -45,7 +46,7 @@ struct Policy {
 
 struct Params {
   SoftmaxProblem problem;
-  std::int64_t row_blocks;  // of a sequence, at most
+  WorkOrder order;
   bool q_vectors, k_vectors, v_vectors;
 };
 
@@ -55,8 +56,8 @@ struct Shared {
   float* q;        // [kRows][kDim], scaled
   float* tiles;    // [kBuffers] of keys [kKeys][kStride] and values [kKeys][kDim]
   float* weights;  // [kRows][kKeys] scores, then weights
-  std::int64_t *key_offsets, *value_offsets;  // [kKeys] of the tile that is being loaded; not for plain problems
-  KeyRange* seen;                             // [kRows] keys that a row sees; likewise
+  std::int64_t *key_offsets, *value_offsets;  // [kKeys] of the tile that is being loaded from pages
+  KeyRange* seen;                             // [kRows] keys that a row sees; not for plain problems
 
   __device__ explicit Shared(float* memory)
       : q(memory), tiles(memory + P::kRows * P::kDim), weights(tiles + P::kBuffers * P::kTileFloats) {
@@ -73,23 +74,27 @@ struct Rows {
   std::int64_t sequence, head, key_head, first;
   SequencePair pair;
   KeyRange range;  // that any of the rows can see
+  KeyRange all;    // that all of them see, unchanged scores provided
   int count;
 
-  /// `block` counts row blocks, then heads, then sequences; later rows, which see more keys of a causal problem, come first.
   template <class P>
   __device__ static Rows of(const Params& params, std::int64_t block, P) {
     const SoftmaxProblem& p = params.problem;
+    const WorkOrder::Work work = params.order.at(block);
     Rows rows;
-    rows.first = (params.row_blocks - 1 - block % params.row_blocks) * P::kRows;
-    rows.head = block / params.row_blocks % p.heads;
+    rows.head = work.head % p.heads;
     rows.key_head = p.key_head(rows.head);
-    rows.sequence = block / params.row_blocks / p.heads;
+    rows.sequence = work.head / p.heads;
+    rows.first = work.row_block * P::kRows;
     rows.pair = p.sequence(rows.sequence);
     const std::int64_t left = rows.pair.queries - rows.first;
     rows.count = static_cast<int>(left < 0 ? 0 : left < P::kRows ? left : P::kRows);
-    rows.range = {0, rows.pair.keys};
+    rows.range = rows.all = {0, rows.pair.keys};
     if (!P::kPlain && rows.count > 0) {
-      rows.range = {p.visible(rows.pair, rows.first).begin, p.visible(rows.pair, rows.first + rows.count - 1).end};
+      const KeyRange first = p.visible(rows.pair, rows.first), last = p.visible(rows.pair, rows.first + rows.count - 1);
+      rows.range = {first.begin, last.end};
+      rows.all = {last.begin, first.end};
+      if (p.softcap > 0.0f || p.mask.present) rows.all = {};
     }
     return rows;
   }
@@ -171,7 +176,7 @@ __device__ __forceinline__ void load_tile(const Params& params, const Rows& rows
   const SoftmaxProblem& p = params.problem;
   const std::int64_t left = rows.pair.keys - first, head = rows.key_head;
   const int count = static_cast<int>(left < P::kKeys ? left : P::kKeys), size = static_cast<int>(p.head_dim);
-  if constexpr (!P::kPlain) {
+  if (!P::kPlain && p.paged()) {
     const int row = threadIdx.x % P::kKeys;
     if (threadIdx.x < 2 * P::kKeys && row < count) {
       const bool value = threadIdx.x >= P::kKeys;
@@ -180,8 +185,9 @@ __device__ __forceinline__ void load_tile(const Params& params, const Rows& rows
     __syncthreads();
   }
   const auto load = [&](const InputOperand& from, bool vectors, const std::int64_t* offsets, int stride, float* to) {
-    const std::int64_t start = P::kPlain ? from.offset(rows.pair.batch, first, head) : 0, step = from.strides[1];
-    const auto offset_of = [&](int row) { return P::kPlain ? start + row * step : offsets[row]; };
+    const std::int64_t start = from.offset(rows.pair.batch, rows.pair.key_begin + first, head), step = from.strides[1];
+    const bool in_pages = !P::kPlain && p.paged();
+    const auto offset_of = [&](int row) { return in_pages ? offsets[row] : start + row * step; };
     if (P::kBuffers == 2 && P::kLoads == Loads::vectors && vectors && from.dtype == DType::f32) {
       start_rows_async<P>(from, count, size, stride, to, offset_of);
     } else {
@@ -267,7 +273,7 @@ __device__ __forceinline__ void score_tile(const Params& params, const Rows& row
     }
   }
   __syncwarp();
-  if constexpr (!P::kPlain) {
+  if (!P::kPlain && (first_key < rows.all.begin || first_key + P::kKeys > rows.all.end)) {
     const SoftmaxProblem& p = params.problem;
 #pragma unroll 1
     for (int i = lane; i < P::kWarpRows * P::kKeys; i += kWarpSize) {
@@ -408,7 +414,7 @@ __device__ void attend_rows(const Params& params, std::int64_t block, float* mem
   const Shared<P> shared(memory);
   State<P> state;
   const std::int64_t begin = rows.range.begin / P::kKeys * P::kKeys, end = rows.range.end;
-  load_queries<P>(params, rows, P::kPlain ? p.scale : 1.0f, shared.q);
+  load_queries<P>(params, rows, p.scale, shared.q);
   if (!P::kPlain && threadIdx.x < P::kRows) {
     const int row = threadIdx.x;
     shared.seen[row] = row < rows.count ? p.visible(rows.pair, rows.first + row) : KeyRange();

@@ -1,7 +1,7 @@
 // vec_fused: the tiled kernel that automatic dispatch takes (tile_kernel.cuh): one call for self, causal and cross attention, lengths,
 // masks, windows, softcap, packed sequences, pages, grouped heads, any strides, f32, f16 and bf16. Tiles of 8 to 64 keys (setting `keys`);
-// the default for each head_dim is the winner of the scan in docs/performance.md. Nothing is paid for what a problem does not use: where
-// every row sees every key, the loop is that of vec_padded.
+// 64, the winner of the scan in docs/performance.md for every head_dim, unless shared memory is too small for it. A mask costs what it
+// hides: tiles that no row sees are skipped, and only tiles that some row sees in part are masked element by element.
 //
 // Wins where tensor cores cannot be used: f32, or channels that flash_tc does not take. Measured: docs/performance.md.
 
@@ -13,15 +13,10 @@ namespace {
 template <int kKeys>
 using Fused = tile::Family<tile::Always<kKeys>::template Keys, tile::Loads::vectors, 4, 1>;
 
-int keys_of(const SoftmaxProblem& p, const Settings& settings) {
-  const int best = p.head_dim <= 64 ? 64 : 32;
-  return settings.get("keys", best);
-}
-
-/// Calls use(family) with the one that the settings, or the problem, choose.
+/// Calls use(family) with the one that the settings choose.
 template <class Use>
-void with_family(const SoftmaxProblem& p, const Settings& settings, const Use& use) {
-  switch (keys_of(p, settings)) {
+void with_family(const Settings& settings, const Use& use) {
+  switch (settings.get("keys", 64)) {
     case 8: return use(Fused<8>());
     case 16: return use(Fused<16>());
     case 32: return use(Fused<32>());
@@ -33,12 +28,12 @@ std::vector<Setting> settings() { return {{"keys", "keys of a tile", {8, 16, 32,
 
 std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device, const Settings& chosen) {
   std::string reason;
-  with_family(p, chosen, [&](auto family) { reason = tile::unsupported<decltype(family)>(p, device); });
+  with_family(chosen, [&](auto family) { reason = tile::unsupported<decltype(family)>(p, device); });
   return reason;
 }
 
 void launch(const SoftmaxLaunch& call) {
-  with_family(call.problem, call.settings, [&](auto family) { tile::launch<decltype(family)>(call); });
+  with_family(call.settings, [&](auto family) { tile::launch<decltype(family)>(call); });
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ __device__ __forceinline__ float score(const SoftmaxProblem& p, const Row& r, co
   load_channels(p.k, p.key_offset(p.k, r.sequence, r.pair, key, r.key_head), p.head_dim, k);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) dot += q[i] * k[i];
-  return score_of(p, warp_sum(dot), r.pair.batch, r.head, r.row, key);
+  return score_of(p, p.scale * warp_sum(dot), r.pair.batch, r.head, r.row, key);
 }
 
 /// out = out * before + share * value of the key
