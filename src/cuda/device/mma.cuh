@@ -54,6 +54,22 @@ __device__ __forceinline__ void multiply_add<Half>(const unsigned (&a)[4], unsig
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// c = a b
+template <class Element>
+__device__ __forceinline__ void multiply(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]);
+template <>
+__device__ __forceinline__ void multiply<BFloat16>(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+template <>
+__device__ __forceinline__ void multiply<Half>(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
 /// Two numbers rounded to 16 bits, the first in the lower half.
 template <class Element>
 __device__ __forceinline__ unsigned pack(float low, float high);

@@ -3,21 +3,23 @@
 // Algorithm. The flash-attention forward: a block owns 128 query rows of one (sequence, head) and goes through the keys that they can
 // see, 64 at a time. S = Q K^T and O += P V are tensor-core products of 16-bit operands with f32 sums; scores, maxima, sums and the
 // output stay in f32 registers. Weights are rounded to the operands' type for the second product, and the sum of the weights is taken
-// before rounding.
+// before rounding. The maxima that weights are relative to lag behind the rows' own: they move only when weights might overflow otherwise,
+// so that most tiles need neither a maximum nor a rescaling of the output.
 //
 // Data flow of one tile, by all 4 warps, each with 32 of the rows:
-//     meet             keys have arrived; everyone is done with the values of the tile before
-//     start values, S = Q K^T            Q and K fragments by ldmatrix
+//     meet             the tile's keys and values have arrived; everyone is done with the tile before; start the next one
+//     S = Q K^T        Q and K fragments by ldmatrix
 //     mask the tiles that need it, running softmax in registers: a row lies in 4 lanes
-//     meet             values have arrived; everyone is done with the keys
-//     start the next keys, O += P V      score fragments, packed, are the weights' fragments; V by ldmatrix.trans
+//     O += P V         score fragments, packed, are the weights' fragments; V by ldmatrix.trans
+// Where shared memory is too small for two tiles in each of two blocks, there is one: values are started when the keys are here, the next
+// keys when those are used up, and the warps meet twice a tile.
 // 32 rows a warp instead of 16: each fragment of K and V read from shared memory serves two products, without which shared memory, not
 // the tensor cores, would set the pace.
 //
 // Which tiles. From the first key that the block's first row sees to the last that its last row does; hidden tiles are not loaded, and only
 // those on the edge of a mask are masked element by element. Blocks with many keys start first (work_order.cuh).
 //
-// Budget at 128 channels: 32 KB for Q (later for the output on its way out), 16 KB each for K and V; 128 threads of up to 255 registers,
+// Budget at 128 channels: 32 KB for Q (later for the output on its way out), 16 KB a tile of K or V; 128 threads of up to 255 registers,
 // 2 blocks a multiprocessor. Rows of shared memory are swizzled in 16-byte chunks (cuda/device/mma.cuh).
 //
 // Wins for 16-bit operands with 64 or 128 channels; loses to libraries that use Hopper's wgmma and TMA. Measured: docs/performance.md.
@@ -46,15 +48,16 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 /// kInNats: scores are scaled (and capped) before their maximum is taken. Without a cap and with a positive scale, the scale can
 /// wait for the exponential.
-template <class Element_, int kDim_, bool kInNats_>
+template <class Element_, int kDim_, bool kInNats_, int kBuffers_>
 struct Policy {
   using Element = Element_;
   static constexpr int kDim = kDim_;
   static constexpr bool kInNats = kInNats_;
+  static constexpr int kBuffers = kBuffers_;  // tiles of keys and of values
   static constexpr int kChunks = kDim / 8;  // of 16 bytes a row
   static constexpr int kRowBytes = kDim * 2;
-  static constexpr int kTileBytes = (kRows + 2 * kKeys) * kRowBytes;
-  static constexpr int kBytes = kTileBytes + 128;  // and the block's Place
+  static constexpr int kTileBytes = (kRows + 2 * kBuffers * kKeys) * kRowBytes;
+  static constexpr int kBytes = kTileBytes + 256;  // and the block's Place
 };
 
 struct Params {
@@ -67,7 +70,8 @@ struct Params {
 struct Place {
   SequencePair pair;
   std::int64_t first_row, head, key_head;
-  int rows;
+  const void *key_rows, *value_rows;  // where the head's are
+  int rows, keys;
   int begin, end;          // keys that any row sees, from the start of a tile
   int all_begin, all_end;  // keys that every row sees
 };
@@ -76,21 +80,29 @@ struct Place {
 template <int kColumns>
 using Sums = float[kFragments][kColumns / 8][4];
 
+/// Weights as fragments of the second product: [fragment][columns / 8][row g, row g + 8], two columns in each.
+using Weights = unsigned[kFragments][kKeys / 8][2];
+
 /// A row's running softmax. A lane has rows g and g + 8 of each fragment; its sums are its own share.
 using Softmaxes = RunningSoftmax[kFragments][2];
 
-/// `rows` rows, kCount with zeros after them, from global memory to a swizzled tile.
+/// Rows from global memory to a swizzled tile: kCount, or `rows` and zeros after them where there are fewer.
 template <class P, int kCount>
-__device__ __forceinline__ void start_rows(const typename P::Element* from, std::int64_t stride, int rows, uint4* to) {
+__device__ __forceinline__ void start_rows(const typename P::Element* from, int stride, int rows, uint4* to) {
   constexpr int kAtOnce = kThreads / P::kChunks;  // rows; a multiple of 8, which the swizzle repeats after
   const int row = threadIdx.x / P::kChunks, chunk = threadIdx.x % P::kChunks;
-  const typename P::Element* own = from + row * stride + chunk * 8;
+  const typename P::Element* own = from + static_cast<std::int64_t>(row) * stride + chunk * 8;
+  const std::int64_t step = std::int64_t{kAtOnce} * stride;
   uint4* target = to + swizzled<P::kChunks>(row, chunk);
+  if (rows >= kCount) {
 #pragma unroll
-  for (int i = 0; i < kCount; i += kAtOnce) {
-    const bool exists = row + i < rows;
-    __pipeline_memcpy_async(target + i * P::kChunks, exists ? own : from, 16, exists ? 0 : 16);
-    own += kAtOnce * stride;
+    for (int i = 0; i < kCount; i += kAtOnce, own += step) __pipeline_memcpy_async(target + i * P::kChunks, own, 16);
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kCount; i += kAtOnce, own += step) {
+      const bool exists = row + i < rows;
+      __pipeline_memcpy_async(target + i * P::kChunks, exists ? own : from, 16, exists ? 0 : 16);
+    }
   }
   __pipeline_commit();
 }
@@ -104,14 +116,6 @@ __device__ __forceinline__ void arrived() {
 template <class P>
 __device__ __forceinline__ void multiply_keys(const uint4* q, const uint4* keys, Sums<kKeys>& scores) {
   const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * kWarpRows;
-#pragma unroll
-  for (int f = 0; f < kFragments; ++f) {
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) scores[f][n][e] = 0.0f;
-    }
-  }
   // Where step 0 is; chunks of later steps differ from it in bits that exclusive or changes, also in a swizzled row.
   // A: rows 0-7 and 8-15 of the first 8 channels, then of the next 8. B: keys 0-7 of 8 channels, of the next 8, then keys 8-15.
   const unsigned a_start = shared_address(q + swizzled<P::kChunks>(first_row + lane % 16, lane / 16));
@@ -133,20 +137,25 @@ __device__ __forceinline__ void multiply_keys(const uint4* q, const uint4* keys,
     if (i + 1 < kSteps * kPairs) load_b(i + 1);
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
-      multiply_add<typename P::Element>(a[step % 2][f], b[i % 2][0], b[i % 2][1], scores[f][pair * 2]);
-      multiply_add<typename P::Element>(a[step % 2][f], b[i % 2][2], b[i % 2][3], scores[f][pair * 2 + 1]);
+      if (step == 0) {
+        multiply<typename P::Element>(a[0][f], b[i % 2][0], b[i % 2][1], scores[f][pair * 2]);
+        multiply<typename P::Element>(a[0][f], b[i % 2][2], b[i % 2][3], scores[f][pair * 2 + 1]);
+      } else {
+        multiply_add<typename P::Element>(a[step % 2][f], b[i % 2][0], b[i % 2][1], scores[f][pair * 2]);
+        multiply_add<typename P::Element>(a[step % 2][f], b[i % 2][2], b[i % 2][3], scores[f][pair * 2 + 1]);
+      }
     }
   }
 }
 
 /// O += P V
 template <class P>
-__device__ __forceinline__ void add_values(const Sums<kKeys>& weights, const uint4* values, Sums<P::kDim>& out) {
+__device__ __forceinline__ void add_values(const Weights& weights, const uint4* values, Sums<P::kDim>& out) {
   const int lane = threadIdx.x % kWarpSize;
   // B, transposed: keys 0-7 and 8-15 of 8 channels, then of the next 8.
   const unsigned b_start = shared_address(values + swizzled<P::kChunks>(lane % 16, lane / 16));
   constexpr int kSteps = kKeys / 16, kPairs = P::kDim / 16;
-  unsigned a[kFragments][4], b[2][4];
+  unsigned b[2][4];
   const auto load_b = [&](int i) {
     load_matrices_transposed((b_start ^ (i % kPairs * 32)) + i / kPairs * 16 * P::kRowBytes, b[i % 2]);
   };
@@ -155,21 +164,12 @@ __device__ __forceinline__ void add_values(const Sums<kKeys>& weights, const uin
   for (int i = 0; i < kSteps * kPairs; ++i) {
     const int step = i / kPairs, pair = i % kPairs;
     if (i + 1 < kSteps * kPairs) load_b(i + 1);
-    if (pair == 0) {
-#pragma unroll
-      for (int f = 0; f < kFragments; ++f) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float(&w)[4] = weights[f][step * 2 + half];
-          a[f][half * 2] = pack<typename P::Element>(w[0], w[1]);
-          a[f][half * 2 + 1] = pack<typename P::Element>(w[2], w[3]);
-        }
-      }
-    }
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
-      multiply_add<typename P::Element>(a[f], b[i % 2][0], b[i % 2][1], out[f][pair * 2]);
-      multiply_add<typename P::Element>(a[f], b[i % 2][2], b[i % 2][3], out[f][pair * 2 + 1]);
+      const auto& w = weights[f];
+      const unsigned a[4] = {w[step * 2][0], w[step * 2][1], w[step * 2 + 1][0], w[step * 2 + 1][1]};
+      multiply_add<typename P::Element>(a, b[i % 2][0], b[i % 2][1], out[f][pair * 2]);
+      multiply_add<typename P::Element>(a, b[i % 2][2], b[i % 2][3], out[f][pair * 2 + 1]);
     }
   }
 }
@@ -199,62 +199,76 @@ __device__ __forceinline__ void mask_scores(const SoftmaxProblem& p, const Place
   }
 }
 
-/// Scores, in units of 1 / factor of log2, become weights, and the rows' sums follow. All that a row has is relative to 2^(max factor); the
-/// maximum moves, and rescales it, only when scores have grown past it by 2^kSlack, as no weight may overflow 16 bits.
+/// Weights of a tile relative to the rows' maxima so far, and this lane's share of their sums. False if the maxima have to move first:
+/// a row has seen no key yet, or a lane's weights of a row are so large that they might overflow 16 bits.
 template <class P>
-__device__ __forceinline__ void merge(float factor, Sums<kKeys>& scores, Softmaxes& softmaxes, Sums<P::kDim>& out) {
-  constexpr float kSlack = 8.0f;
-  float max[kFragments][2];
-  bool moves = false;
+__device__ __forceinline__ bool weigh(float factor, const Sums<kKeys>& scores, const Softmaxes& softmaxes, Weights& weights,
+                                      float (&sums)[kFragments][2]) {
+  constexpr float kMostSum = 256.0f;
+  bool fits = true;
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float& m = max[f][half];
-      m = scores[f][0][half * 2];
+      const float max = softmaxes[f][half].max, shift = max > -INFINITY ? max * factor : 0.0f;  // else every weight is 2^-infinity
+      float sum = 0.0f;
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) m = fmaxf(m, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
-      m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, 1));
-      m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, 2));
-      moves = moves || m * factor > softmaxes[f][half].max * factor + kSlack;
-    }
-  }
-  if (__any_sync(kFullWarp, moves)) {
-#pragma unroll
-    for (int f = 0; f < kFragments; ++f) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        RunningSoftmax& s = softmaxes[f][half];
-        const float before = s.max;
-        s.max = fmaxf(before, max[f][half]);
-        const float rescale = before == -INFINITY ? 0.0f : exp2_approx((before - s.max) * factor);
-        s.sum *= rescale;
-#pragma unroll
-        for (int n = 0; n < P::kDim / 8; ++n) {
-          out[f][n][half * 2] *= rescale;
-          out[f][n][half * 2 + 1] *= rescale;
-        }
+      for (int n = 0; n < kKeys / 8; ++n) {
+        const float first = exp2_approx(scores[f][n][half * 2] * factor - shift);
+        const float second = exp2_approx(scores[f][n][half * 2 + 1] * factor - shift);
+        sum += first + second;
+        weights[f][n][half] = pack<typename P::Element>(first, second);
       }
+      sums[f][half] = sum;
+      fits = fits && max > -INFINITY && sum <= kMostSum;
     }
   }
+  return fits;
+}
+
+/// Moves the rows' maxima up to the tile's; what the rows have follows.
+template <class P>
+__device__ __forceinline__ void move_maxima(float factor, const Sums<kKeys>& scores, Softmaxes& softmaxes, Sums<P::kDim>& out) {
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       RunningSoftmax& s = softmaxes[f][half];
-      const float shift = s.max == -INFINITY ? 0.0f : s.max * factor;  // a row that has seen no key yet: every weight is 2^-infinity = 0
+      float max = s.max;
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
+      for (int n = 0; n < kKeys / 8; ++n) max = fmaxf(max, fmaxf(scores[f][n][half * 2], scores[f][n][half * 2 + 1]));
+      max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 1));
+      max = fmaxf(max, __shfl_xor_sync(kFullWarp, max, 2));
+      const float rescale = s.max == -INFINITY ? 0.0f : exp2_approx((s.max - max) * factor);
+      s = {max, s.sum * rescale};
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& score = scores[f][n][half * 2 + e];
-          score = exp2_approx(score * factor - shift);
-          s.sum += score;
-        }
+      for (int n = 0; n < P::kDim / 8; ++n) {
+        out[f][n][half * 2] *= rescale;
+        out[f][n][half * 2 + 1] *= rescale;
       }
     }
   }
 }
+
+/// Scores, in units of 1 / factor of log2, become weights, and the rows' sums follow. Weights are relative to maxima that lag behind: as long as
+/// nothing can overflow, nobody looks for the tile's maxima, and nothing is rescaled.
+template <class P>
+__device__ __forceinline__ void merge(float factor, const Sums<kKeys>& scores, Softmaxes& softmaxes, Sums<P::kDim>& out, Weights& weights) {
+  float sums[kFragments][2];
+  if (__any_sync(kFullWarp, !weigh<P>(factor, scores, softmaxes, weights, sums))) {
+    move_maxima<P>(factor, scores, softmaxes, out);
+    weigh<P>(factor, scores, softmaxes, weights, sums);
+  }
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) softmaxes[f][half].sum += sums[f][half];
+  }
+}
+
+/// tanh(x), off by 2^-23 or so: next to what a dot product of 16-bit numbers has lost, nothing. (tanhf has two branches, and registers are
+/// short here.)
+__device__ __forceinline__ float short_tanh(float x) { return 1.0f - __fdividef(2.0f, exp2_approx(2.0f * kLog2E * x) + 1.0f); }
 
 /// Scores in nats.
 __device__ __forceinline__ void scale_scores(const SoftmaxProblem& p, Sums<kKeys>& scores) {
@@ -265,7 +279,7 @@ __device__ __forceinline__ void scale_scores(const SoftmaxProblem& p, Sums<kKeys
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float score = p.scale * scores[f][n][e];
-        scores[f][n][e] = p.softcap > 0.0f ? p.softcap * tanhf(score / p.softcap) : score;
+        scores[f][n][e] = p.softcap > 0.0f ? p.softcap * short_tanh(__fdividef(score, p.softcap)) : score;
       }
     }
   }
@@ -323,6 +337,12 @@ __device__ __forceinline__ Place place_of(const Params& params, std::int64_t blo
   place.key_head = p.key_head(place.head);
   place.pair = p.sequence(work.head / p.heads);
   place.first_row = work.row_block * kRows;
+  const auto rows_of = [&](const InputOperand& x) {
+    return static_cast<const char*>(x.data) + 2 * x.offset(place.pair.batch, place.pair.key_begin, place.key_head);
+  };
+  place.key_rows = rows_of(p.k);
+  place.value_rows = rows_of(p.v);
+  place.keys = static_cast<int>(place.pair.keys);
   const std::int64_t left = place.pair.queries - place.first_row;
   place.rows = static_cast<int>(left < 0 ? 0 : left < kRows ? left : kRows);
   const KeyRange first = p.visible(place.pair, place.first_row), last = p.visible(place.pair, place.first_row + place.rows - 1);
@@ -333,12 +353,12 @@ __device__ __forceinline__ Place place_of(const Params& params, std::int64_t blo
   return place;
 }
 
-/// Keys or values from `key` on.
+/// Keys or values from `key` on; `rows` is where the head's first one is.
 template <class P>
-__device__ __forceinline__ void start_tile(const InputOperand& x, const Place& place, int key, uint4* to) {
-  const std::int64_t start = x.offset(place.pair.batch, place.pair.key_begin + key, place.key_head);
-  const std::int64_t left = place.pair.keys - key;
-  start_rows<P, kKeys>(static_cast<const typename P::Element*>(x.data) + start, x.strides[1], static_cast<int>(left), to);
+__device__ __forceinline__ void start_tile(const InputOperand& x, const void* rows, const Place& place, int key, uint4* to) {
+  const int stride = static_cast<int>(x.strides[1]);
+  const auto* from = static_cast<const typename P::Element*>(rows) + static_cast<std::int64_t>(key) * stride;
+  start_rows<P, kKeys>(from, stride, place.keys - key, to);
 }
 
 template <class P>
@@ -350,30 +370,43 @@ __global__ void __launch_bounds__(kThreads, 2) flash(const __grid_constant__ Par
   if (threadIdx.x == 0) place = place_of(params, blockIdx.x);
   __syncthreads();
   if (place.rows == 0) return;
-  uint4 *q = dynamic_shared, *keys = q + kRows * P::kChunks, *values = keys + kKeys * P::kChunks;
+  constexpr int kTile = kKeys * P::kChunks;
+  uint4 *q = dynamic_shared, *all_keys = q + kRows * P::kChunks, *all_values = all_keys + P::kBuffers * kTile;
+  const auto start_keys = [&](int key, int side) { start_tile<P>(p.k, place.key_rows, place, key, all_keys + side * kTile); };
+  const auto start_values = [&](int key, int side) { start_tile<P>(p.v, place.value_rows, place, key, all_values + side * kTile); };
 
   Sums<P::kDim> out = {};
   Softmaxes softmaxes;
   const float factor = P::kInNats ? kLog2E : p.scale * kLog2E;
   const int end = place.end;
-  int key = place.begin;
+  int key = place.begin, side = 0;
   if (key < end) {
     const std::int64_t start = p.q.offset(place.pair.batch, place.pair.query_begin + place.first_row, place.head);
-    start_rows<P, kRows>(static_cast<const typename P::Element*>(p.q.data) + start, p.q.strides[1], place.rows, q);
-    start_tile<P>(p.k, place, key, keys);
+    start_rows<P, kRows>(static_cast<const typename P::Element*>(p.q.data) + start, static_cast<int>(p.q.strides[1]), place.rows, q);
+    start_keys(key, 0);
+    if (P::kBuffers == 2) start_values(key, 0);
   }
 #pragma unroll 1
   for (; key < end; key += kKeys) {
-    arrived();  // the keys; and everyone is done with the values before
-    start_tile<P>(p.v, place, key, values);
+    arrived();  // the keys, and with two buffers the values; everyone is done with the tile before
+    if (P::kBuffers == 1) {
+      start_values(key, 0);
+    } else if (key + kKeys < end) {
+      start_keys(key + kKeys, 1 - side);
+      start_values(key + kKeys, 1 - side);
+    }
     Sums<kKeys> scores;
-    multiply_keys<P>(q, keys, scores);
+    multiply_keys<P>(q, all_keys + side * kTile, scores);
     if (P::kInNats) scale_scores(p, scores);
     if (key < place.all_begin || key + kKeys > place.all_end) mask_scores(p, place, key, scores);
-    merge<P>(factor, scores, softmaxes, out);
-    arrived();  // the values; and everyone is done with the keys
-    if (key + kKeys < end) start_tile<P>(p.k, place, key + kKeys, keys);
-    add_values<P>(scores, values, out);
+    Weights weights;
+    merge<P>(factor, scores, softmaxes, out, weights);
+    if (P::kBuffers == 1) {
+      arrived();  // the values; everyone is done with the keys
+      if (key + kKeys < end) start_keys(key + kKeys, 0);
+    }
+    add_values<P>(weights, all_values + side * kTile, out);
+    if (P::kBuffers == 2) side = 1 - side;
   }
   __syncwarp();  // a warp's own rows of Q become its staging
   store<P>(p, place, softmaxes, factor, out, q);
@@ -381,19 +414,37 @@ __global__ void __launch_bounds__(kThreads, 2) flash(const __grid_constant__ Par
 
 // ---------------------------------------------------------------------------------------------------------------- host
 
-/// Calls use(policy) with the one for the problem.
-template <class Use>
-void with_policy(const SoftmaxProblem& p, const Use& use) {
-  const auto with_element = [&](auto element) {
-    using Element = decltype(element);
-    const bool in_nats = p.softcap > 0.0f || p.scale <= 0.0f;
-    if (p.head_dim == 64) return in_nats ? use(Policy<Element, 64, true>()) : use(Policy<Element, 64, false>());
-    in_nats ? use(Policy<Element, 128, true>()) : use(Policy<Element, 128, false>());
-  };
-  p.dtype == DType::bf16 ? with_element(BFloat16()) : with_element(Half());
+constexpr std::size_t kReserved = 1024;  // what CUDA keeps of each block's share of shared memory
+
+/// Two buffers where two blocks of them share a multiprocessor.
+template <class TwoBuffers>
+int buffers_of(const DeviceProperties& device, const Settings& chosen) {
+  const bool fit = 2 * (TwoBuffers::kBytes + kReserved) <= device.shared_memory + kReserved;
+  return chosen.get("buffers", fit ? 2 : 1);
 }
 
-std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device, const Settings&) {
+/// Calls use(policy) with the one for the problem.
+template <class Use>
+void with_policy(const SoftmaxProblem& p, const DeviceProperties& device, const Settings& chosen, const Use& use) {
+  const auto with_buffers = [&](auto element, auto dim, auto in_nats) {
+    using Two = Policy<decltype(element), dim.value, in_nats.value, 2>;
+    if (buffers_of<Two>(device, chosen) == 2) return use(Two());
+    use(Policy<decltype(element), dim.value, in_nats.value, 1>());
+  };
+  const auto with_scores = [&](auto element, auto dim) {
+    if (p.softcap > 0.0f || p.scale <= 0.0f) return with_buffers(element, dim, std::true_type());
+    with_buffers(element, dim, std::false_type());
+  };
+  const auto with_dim = [&](auto element) {
+    if (p.head_dim == 64) return with_scores(element, std::integral_constant<int, 64>());
+    with_scores(element, std::integral_constant<int, 128>());
+  };
+  p.dtype == DType::bf16 ? with_dim(BFloat16()) : with_dim(Half());
+}
+
+std::vector<Setting> settings() { return {{"buffers", "tiles of keys and of values in shared memory", {1, 2}}}; }
+
+std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device, const Settings& chosen) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "tensor cores multiply f16 and bf16 here; q is " + std::string(name(p.dtype));
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
   if (device.capability < 80) return "needs compute capability 8.0";
@@ -407,9 +458,10 @@ std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device,
   }
   constexpr std::int64_t kMost = 0x7fffffff;
   if (p.keys > kMost - kKeys) return "more than 2^31 keys";
+  if (p.q.strides[1] > kMost || p.k.strides[1] > kMost || p.v.strides[1] > kMost) return "rows more than 2^31 elements apart";
   if (WorkOrder(p, kRows).blocks() > kMost) return "more blocks than a grid has";
   std::string reason;
-  with_policy(p, [&](auto policy) {
+  with_policy(p, device, chosen, [&](auto policy) {
     const std::size_t bytes = decltype(policy)::kBytes;
     if (bytes > device.shared_memory) {
       reason = "a block needs " + std::to_string(bytes) + " bytes of shared memory; " + device.name + " has " +
@@ -421,7 +473,7 @@ std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device,
 
 void launch(const SoftmaxLaunch& call) {
   const SoftmaxProblem& p = call.problem;
-  with_policy(p, [&](auto policy) {
+  with_policy(p, call.device, call.settings, [&](auto policy) {
     using P = decltype(policy);
     const Params params = {p, WorkOrder(p, kRows), call.device.multiprocessors};
     DELTA_ATTENTION_CUDA(cudaFuncSetAttribute(flash<P>, cudaFuncAttributeMaxDynamicSharedMemorySize, P::kBytes));
@@ -434,6 +486,6 @@ void launch(const SoftmaxLaunch& call) {
 
 extern const SoftmaxKernel flash_tc_softmax_kernel;
 const SoftmaxKernel flash_tc_softmax_kernel = {
-    "flash_tc", "tensor cores, f16 and bf16", DeviceType::cuda, true, 20, no_settings, unsupported, no_workspace, launch, true};
+    "flash_tc", "tensor cores, f16 and bf16", DeviceType::cuda, true, 20, settings, unsupported, no_workspace, launch, true};
 
 }  // namespace delta_attention
