@@ -49,19 +49,71 @@ TEST_P(SoftmaxCaches, SplitsWithoutKeysWeighNothing) {
   }
 }
 
-TEST_P(SoftmaxCaches, EverySetting) {
+/// "a=1,b=2": every combination of values.
+std::vector<std::string> combinations(const std::vector<Setting>& settings) {
+  std::vector<std::string> all = {""};
+  for (const Setting& setting : settings) {
+    std::vector<std::string> longer;
+    for (const std::string& before : all) {
+      for (const int value : setting.values) {
+        longer.push_back((before.empty() ? "" : before + ",") + setting.name + "=" + std::to_string(value));
+      }
+    }
+    all = longer;
+  }
+  return all;
+}
+
+// Every compiled tile: sizes of heads, dtypes, settings; with and without masks.
+TEST_P(SoftmaxCaches, D03_EveryCompiledTile) {
   const std::vector<const SoftmaxKernel*>& kernels = softmax_kernels();
   const auto kernel =
       std::find_if(kernels.begin(), kernels.end(), [](const SoftmaxKernel* each) { return each->name == GetParam().name; });
-  const SoftmaxInputs inputs = ragged(DType::bf16, 1, 4, 64);
-  const SoftmaxTruth truth = softmax_oracle(inputs);
-  for (const Setting& setting : (*kernel)->settings()) {
-    for (const int value : setting.values) {
-      Execution chosen = execution();
-      chosen.settings = std::string(setting.name) + "=" + std::to_string(value);
-      SCOPED_TRACE(chosen.settings);
-      SoftmaxCall call(inputs, GetParam().device);
-      if (attend(call.args, chosen)) expect_matches(inputs, call.outputs(), truth, GetParam().rounds_weights);
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const Index size : {32, 64, 128, 256}) {
+      for (const bool plain : {true, false}) {
+        SoftmaxInputs inputs = random_inputs(random, dtype, 2, 3, 150, 2, 1, size);
+        if (!plain) inputs.valid_len = {150, 70};
+        const SoftmaxTruth truth = softmax_oracle(inputs);
+        for (const std::string& settings : combinations((*kernel)->settings())) {
+          Execution chosen = execution();
+          chosen.settings = settings;
+          SCOPED_TRACE(settings);
+          SoftmaxCall call(inputs, GetParam().device);
+          if (attend(call.args, chosen)) expect_matches(inputs, call.outputs(), truth, GetParam().rounds_weights);
+        }
+      }
+    }
+  }
+}
+
+// Channels without queries and keys change no score: the first channels come out as without them, whatever tiles a size of heads takes.
+TEST_P(SoftmaxCaches, I08_WideHeadsLeaveTheFirstChannelsAlone) {
+  constexpr Index kSize = 64, kRows = 3, kKeys = 70;
+  SoftmaxInputs narrow = random_inputs(random, DType::f32, 1, kRows, kKeys, 1, 1, kSize);
+  narrow.scale = 0.1f;
+  const std::optional<SoftmaxOutputs> expected = run(narrow);
+  for (const Index size : {128, 192, 320}) {
+    SoftmaxInputs wide = random_inputs(random, DType::f32, 1, kRows, kKeys, 1, 1, size);
+    wide.scale = narrow.scale;
+    const auto widen = [&](Array& to, const Array& from, Index rows, bool zeros) {
+      for (Index i = 0; i < rows; ++i) {
+        for (Index d = 0; d < size; ++d) {
+          if (d < kSize) to.set({0, i, 0, d}, from.get({0, i, 0, d}));
+          if (d >= kSize && zeros) to.set({0, i, 0, d}, 0.0f);
+        }
+      }
+    };
+    widen(wide.q, narrow.q, kRows, true);
+    widen(wide.k, narrow.k, kKeys, true);
+    widen(wide.v, narrow.v, kKeys, false);
+    const std::optional<SoftmaxOutputs> got = run(wide);
+    if (!expected || !got) continue;
+    for (Index i = 0; i < kRows; ++i) {
+      EXPECT_NEAR(got->lse.get({0, i, 0}), expected->lse.get({0, i, 0}), 1e-5) << size;
+      for (Index d = 0; d < kSize; ++d) {
+        EXPECT_NEAR(got->out.get({0, i, 0, d}), expected->out.get({0, i, 0, d}), 1e-5) << size << " " << d;
+      }
     }
   }
 }

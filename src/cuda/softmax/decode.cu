@@ -58,11 +58,14 @@ std::vector<Setting> settings() {
   return {{"blocks", "blocks a multiprocessor that the splits aim at", {2, 3, 4, 6, 8, 12, 16}}};
 }
 
-/// As many splits as give every multiprocessor `blocks` blocks, of no fewer keys than a few tiles.
+/// Splits that keep every multiprocessor busy, or as many as the setting asks for; of no fewer keys than a few tiles.
 int splits_of(const SoftmaxProblem& p, const DeviceProperties& device, const Settings& settings) {
   constexpr std::int64_t kLeastKeys = 128;
-  const std::int64_t blocks = static_cast<std::int64_t>(settings.get("blocks", 6)) * device.multiprocessors;
-  return splits_for(blocks, p.sequences * p.key_heads, p.keys, kLeastKeys);
+  constexpr std::int64_t kBlockBytes = 72 << 10;  // of shared memory, about
+  const std::int64_t blocks = p.sequences * p.key_heads;
+  if (settings.has("blocks")) return splits_for(std::int64_t{settings.get("blocks", 1)} * device.multiprocessors, blocks, p.keys, kLeastKeys);
+  const std::int64_t together = std::max<std::int64_t>(static_cast<std::int64_t>(device.shared_memory) / kBlockBytes, 1);
+  return splits_that_fill(together * device.multiprocessors, blocks, p.keys, kLeastKeys);
 }
 
 std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device, const Settings&) {

@@ -25,6 +25,21 @@ struct Partials {
   Partials(const SoftmaxProblem& p, int splits, float* memory) : splits(splits), stats(memory), sums(memory + 2 * count(p, splits)) {}
 };
 
+/// The fewest splits of at least `least_keys` keys whose blocks leave few places idle, where one split makes `blocks` blocks and `places` run at
+/// once: a last round that is nearly empty costs as much as a full one.
+inline int splits_that_fill(std::int64_t places, std::int64_t blocks, std::int64_t keys, std::int64_t least_keys) {
+  constexpr double kBusy = 0.9;
+  const std::int64_t most = std::min(keys / least_keys, ceil_div(4 * places, blocks > 0 ? blocks : 1));
+  std::int64_t best = 1;
+  double best_busy = 0.0;
+  for (std::int64_t splits = 1; splits <= most && best_busy < kBusy; ++splits) {
+    const std::int64_t all = blocks * splits;
+    const double busy = static_cast<double>(all) / static_cast<double>(ceil_div(all, places) * places);
+    if (busy > best_busy) best = splits, best_busy = busy;
+  }
+  return static_cast<int>(best);
+}
+
 /// As many splits of at least `least_keys` keys as make `most_blocks` blocks where one split makes `blocks`.
 inline int splits_for(std::int64_t most_blocks, std::int64_t blocks, std::int64_t keys, std::int64_t least_keys) {
   return static_cast<int>(std::max<std::int64_t>(1, std::min(most_blocks / std::max<std::int64_t>(blocks, 1), keys / least_keys)));
