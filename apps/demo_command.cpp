@@ -58,7 +58,10 @@ constexpr const char* kHowToRead =
     "number\n"
     "              is itself exact to 6e-08 only, so a few times that is good.\n"
     "  time        of one call on all {1} tokens and heads, stored in {0}: the median of several runs\n"
-    "  speed       compared with the kernel marked 1.0x in the same group\n";
+    "  speed       compared with the kernel marked 1.0x in the same group\n"
+    "  softmax     causal softmax attention of the same q, k and v, to compare with: a token costs the more, the more "
+    "came\n"
+    "              before it. On GPUs only: on the CPU there is just the float64 oracle, whose time says nothing\n";
 
 /// One way to read the file: as stored, or with its heads side by side as wider heads.
 struct Reading {
@@ -76,6 +79,12 @@ struct Result {
   Case problem;
   Exact exact;
   std::vector<Measurement> measurements;
+};
+
+/// Softmax attention beside the cases of one title.
+struct SoftmaxResult {
+  std::string title;
+  std::vector<SoftmaxTime> times;
 };
 
 ConstTensor require(const SafetensorsFile& file, const std::string& name) {
@@ -165,6 +174,22 @@ std::vector<Result> run_cases(const std::vector<Case>& cases, const std::vector<
   return results;
 }
 
+bool same_shape(const ConstTensor& a, const ConstTensor& b) { return a.rank == b.rank && a.shape == b.shape; }
+
+/// One entry a title; without times where there is no GPU, or where the file's v has other sizes than k.
+std::vector<SoftmaxResult> softmax_results(const std::vector<Case>& cases, const std::vector<Device>& devices) {
+  std::vector<SoftmaxResult> results;
+  for (const Case& each : cases) {
+    if (!results.empty() && results.back().title == each.title) continue;
+    results.push_back({each.title, {}});
+    if (!same_shape(each.args.k, each.args.v)) continue;
+    for (Device device : devices) {
+      if (device.type == DeviceType::cuda) results.back().times.push_back(time_softmax(each.args, device));
+    }
+  }
+  return results;
+}
+
 /// What the others' speed is compared with: the plain f32 recurrence if it ran, otherwise the slowest.
 const Measurement& baseline(const std::vector<Measurement>& measurements) {
   for (const Measurement& each : measurements) {
@@ -211,9 +236,8 @@ std::string duration(double ms) {
   return ms < 1.0 ? fmt::format("{:.1f} us", 1000.0 * ms) : fmt::format("{:.2f} ms", ms);
 }
 
-double tokens_per_second(const Result& result, const Measurement& measurement) {
-  const auto& q = result.problem.args.q;
-  return static_cast<double>(q.shape[0] * q.shape[1]) / (measurement.median_ms * 1e-3);
+double tokens_per_second(const ConstTensor& q, double ms) {
+  return static_cast<double>(q.shape[0] * q.shape[1]) / (ms * 1e-3);
 }
 
 void print_result(const Result& result) {
@@ -226,13 +250,23 @@ void print_result(const Result& result) {
   for (const Measurement& each : result.measurements) {
     fmt::print("  {:<16} {:<30} {:<7} {:>9.1e} {:>10.1e} {:>11} {:>12.0f} {:>7.1f}x\n", recurrence, each.kernel,
                text_of(each.device), each.error, each.error_f32, duration(each.median_ms),
-               tokens_per_second(result, each), base_ms / each.median_ms);
+               tokens_per_second(result.problem.args.q, each.median_ms), base_ms / each.median_ms);
     recurrence = "";
   }
 }
 
-void print_results(const std::vector<Result>& results) {
+void print_softmax(const ConstTensor& q, const std::vector<SoftmaxTime>& times) {
+  const char* what = "softmax";
+  for (const SoftmaxTime& each : times) {
+    fmt::print("  {:<16} {:<30} {:<7} {:>9} {:>10} {:>11} {:>12.0f}\n", what, each.kernel, text_of(each.device), "", "",
+               duration(each.median_ms), tokens_per_second(q, each.median_ms));
+    what = "";
+  }
+}
+
+void print_results(const std::vector<Result>& results, const std::vector<SoftmaxResult>& softmax) {
   std::string title;
+  auto beside = softmax.begin();
   for (const Result& result : results) {
     const ConstTensor& q = result.problem.args.q;
     if (result.problem.title != title) {
@@ -240,6 +274,7 @@ void print_results(const std::vector<Result>& results) {
       fmt::print("\n{}, {} tokens\n", title, q.shape[1]);
       fmt::print("  {:<16} {:<30} {:<7} {:>9} {:>10} {:>11} {:>12} {:>8}\n", "recurrence", "kernel", "device",
                  fmt::format("error {}", name(q.dtype)), "error f32", "time", "tokens/s", "speed");
+      print_softmax(q, (beside++)->times);
     }
     print_result(result);
   }
@@ -269,12 +304,22 @@ ordered_json to_json(const Result& result) {
                                {"error_f32_by_block", each.error_f32_by_block},
                                {"median_ms", each.median_ms},
                                {"runs", each.runs},
-                               {"tokens_per_second", tokens_per_second(result, each)}});
+                               {"tokens_per_second", tokens_per_second(args.q, each.median_ms)}});
   }
   return json;
 }
 
-void write_json(const std::string& path, const SafetensorsFile& file, const std::vector<Result>& results) {
+ordered_json to_json(const SoftmaxResult& result) {
+  ordered_json json = {{"title", result.title}, {"kernels", ordered_json::array()}};
+  for (const SoftmaxTime& each : result.times) {
+    json["kernels"].push_back(
+        {{"kernel", each.kernel}, {"device", text_of(each.device)}, {"median_ms", each.median_ms}, {"runs", each.runs}});
+  }
+  return json;
+}
+
+void write_json(const std::string& path, const SafetensorsFile& file, const std::vector<Result>& results,
+                const std::vector<SoftmaxResult>& softmax) {
   ordered_json json = {{"version", DELTA_ATTENTION_VERSION},
                        {"metadata", file.header().metadata},
                        {"cpu_threads", std::thread::hardware_concurrency()},
@@ -284,6 +329,8 @@ void write_json(const std::string& path, const SafetensorsFile& file, const std:
   for (const GpuFacts& gpu : list_gpus(reason)) json["gpus"].push_back(gpu.name);
   json["cases"] = ordered_json::array();
   for (const Result& result : results) json["cases"].push_back(to_json(result));
+  json["softmax"] = ordered_json::array();
+  for (const SoftmaxResult& result : softmax) json["softmax"].push_back(to_json(result));
 
   const std::string text = json.dump(1) + "\n";
   std::FILE* out = std::fopen(path.c_str(), "w");
@@ -300,13 +347,15 @@ void demo(const DemoOptions& options) {
   const std::vector<Device> devices = devices_of(options.device, why_no_gpu);
   print_introduction(file, cases, devices, why_no_gpu);
   std::vector<Result> results;
+  std::vector<SoftmaxResult> softmax;
   try {
     results = run_cases(cases, devices);
+    softmax = softmax_results(cases, devices);
   } catch (const InvalidArgument& error) {
     throw BadInput(file.path() + ": " + error.what());
   }
-  print_results(results);
-  if (!options.json.empty()) write_json(options.json, file, results);
+  print_results(results, softmax);
+  if (!options.json.empty()) write_json(options.json, file, results, softmax);
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
+#include "delta_attention/softmax_attention.h"
 #include "owned_call.h"
 #include "slices.h"
 #include "tensor_values.h"
@@ -38,12 +40,12 @@ double median(std::vector<double> values) {
   return values[middle];
 }
 
-std::vector<double> repeat(const ForwardArgs& args, const Execution& execution) {
+std::vector<double> repeat(Device device, const std::function<void()>& call) {
   std::vector<double> times;
   double total = 0.0;
   while (static_cast<int>(times.size()) < kMostRuns &&
          (static_cast<int>(times.size()) < kFewestRuns || total < kTimeBudgetMs)) {
-    times.push_back(time_ms(args.q.device, [&] { delta_attention_forward(args, execution); }));
+    times.push_back(time_ms(device, call));
     total += times.back();
   }
   return times;
@@ -86,7 +88,7 @@ Measurement measure(const ForwardArgs& args, const std::string& kernel, Device d
   const OwnedCall stored = as_stored(args, device);
   delta_attention_forward(stored.args, execution);  // also the warm-up
   result.error = errors(output_of(stored), exact.out, args).back();
-  const std::vector<double> times = repeat(stored.args, execution);
+  const std::vector<double> times = repeat(device, [&] { delta_attention_forward(stored.args, execution); });
   result.median_ms = median(times);
   result.runs = static_cast<int>(times.size());
 
@@ -96,6 +98,19 @@ Measurement measure(const ForwardArgs& args, const std::string& kernel, Device d
   result.error_f32 = result.error_f32_by_block.back();
   result.error_f32_by_block.pop_back();
   return result;
+}
+
+SoftmaxTime time_softmax(const ForwardArgs& args, Device device) {
+  ForwardArgs operands;
+  operands.q = args.q, operands.k = args.k, operands.v = args.v;
+  const OwnedCall stored = as_stored(operands, device);
+  SoftmaxArgs softmax;
+  softmax.q = stored.args.q, softmax.k = stored.args.k, softmax.v = stored.args.v;
+  softmax.out = stored.args.out;
+  softmax.causal = true;
+  softmax_attention_forward(softmax);  // the warm-up
+  const std::vector<double> times = repeat(device, [&] { softmax_attention_forward(softmax); });
+  return {softmax_dispatch_info(softmax).kernel, device, median(times), static_cast<int>(times.size())};
 }
 
 }  // namespace delta_attention::cli

@@ -33,4 +33,14 @@ struct Measurement {
 
 Measurement measure(const ForwardArgs& args, const std::string& kernel, Device device, const Exact& exact);
 
+/// The time of causal softmax attention on the same q, k and v, by the kernel that a call without a choice gets. v has the shape of k.
+struct SoftmaxTime {
+  std::string kernel;
+  Device device;
+  double median_ms = 0.0;
+  int runs = 0;
+};
+
+SoftmaxTime time_softmax(const ForwardArgs& args, Device device);
+
 }  // namespace delta_attention::cli

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "commands.h"
+#include "delta_attention/softmax_attention.h"
 #include "device_memory.h"
 #include "errors.h"
 #include "operands.h"
@@ -93,6 +94,25 @@ std::vector<KernelReport> all_kernels() {
   return dispatch_info(problem_of(smallest)).kernels;
 }
 
+std::vector<KernelReport> all_softmax_kernels() {
+  SoftmaxArgs smallest;
+  smallest.q = smallest.k = smallest.v = tensor(address(1), DType::f32, {1, 1, 1, 1}, cpu());
+  smallest.out = tensor(address(2), DType::f32, {1, 1, 1, 1}, cpu());
+  return softmax_dispatch_info(smallest).kernels;
+}
+
+ordered_json kernel_facts(const std::vector<KernelReport>& kernels) {
+  ordered_json facts = ordered_json::array();
+  for (const KernelReport& kernel : kernels) {
+    ordered_json settings = ordered_json::array();
+    for (const Setting& setting : kernel.settings) {
+      settings.push_back({{"name", setting.name}, {"meaning", setting.meaning}, {"values", setting.values}});
+    }
+    facts.push_back({{"name", kernel.kernel}, {"summary", kernel.summary}, {"settings", settings}});
+  }
+  return facts;
+}
+
 ordered_json facts() {
   ordered_json facts;
   facts["version"] = DELTA_ATTENTION_VERSION;
@@ -104,14 +124,8 @@ ordered_json facts() {
     facts["gpus"].push_back({{"name", gpu.name}, {"capability", gpu.capability}, {"memory_bytes", gpu.memory}});
   }
   facts["why_no_gpu"] = reason;
-  facts["kernels"] = ordered_json::array();
-  for (const KernelReport& kernel : all_kernels()) {
-    ordered_json settings = ordered_json::array();
-    for (const Setting& setting : kernel.settings) {
-      settings.push_back({{"name", setting.name}, {"meaning", setting.meaning}, {"values", setting.values}});
-    }
-    facts["kernels"].push_back({{"name", kernel.kernel}, {"summary", kernel.summary}, {"settings", settings}});
-  }
+  facts["kernels"] = kernel_facts(all_kernels());
+  facts["softmax_kernels"] = kernel_facts(all_softmax_kernels());
   facts["recurrences"] = ordered_json::array();
   for (const Preset& preset : kPresets) {
     facts["recurrences"].push_back({{"name", preset.name}, {"formula", preset.formula}});
@@ -137,8 +151,14 @@ ordered_json dispatch_facts(const InfoOptions& options) {
 
 std::string text(const ordered_json& value) { return value.get<std::string>(); }
 
-void print_settings(const ordered_json& kernels) {
-  const char* title = "\nSettings (run --kernel NAME --settings NAME=INT,...); `delta-attention tune` measures them\n";
+void print_kernels(const char* title, const ordered_json& kernels) {
+  fmt::print("{}", title);
+  for (const ordered_json& kernel : kernels) {
+    fmt::print("  {:<20} {}\n", text(kernel["name"]), text(kernel["summary"]));
+  }
+}
+
+void print_settings(const char* title, const ordered_json& kernels) {
   for (const ordered_json& kernel : kernels) {
     for (const ordered_json& setting : kernel["settings"]) {
       fmt::print("{}", std::exchange(title, ""));
@@ -160,11 +180,12 @@ void print_facts(const ordered_json& facts) {
                text(gpu["capability"]), gpu["memory_bytes"].get<double>() / (1 << 30));
   }
   if (index == 0) fmt::print("  cuda     none: {}\n", text(facts["why_no_gpu"]));
-  fmt::print("\nKernels (run --kernel NAME)\n");
-  for (const ordered_json& kernel : facts["kernels"]) {
-    fmt::print("  {:<20} {}\n", text(kernel["name"]), text(kernel["summary"]));
-  }
-  print_settings(facts["kernels"]);
+  print_kernels("\nKernels (run --kernel NAME)\n", facts["kernels"]);
+  print_settings("\nSettings (run --kernel NAME --settings NAME=INT,...); `delta-attention tune` measures them\n",
+                 facts["kernels"]);
+  print_kernels("\nSoftmax attention, to compare with (Execution::kernel of softmax_attention_forward)\n",
+                facts["softmax_kernels"]);
+  print_settings("\nTheir settings (Execution::settings)\n", facts["softmax_kernels"]);
   fmt::print("\nRecurrences (run --recurrence NAME). S is the state, K x V; out = scale S^T q\n");
   for (const ordered_json& preset : facts["recurrences"]) {
     fmt::print("  {:<20} {}\n", text(preset["name"]), text(preset["formula"]));

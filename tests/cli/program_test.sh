@@ -90,8 +90,10 @@ test_info() {
   says "Kernels"
   says "reference"
   says "S = (I - beta k k^T) Diag(a) S + beta k v^T"
+  says "softmax_reference"
   run 0 info --json
   says '"kernels": ['
+  says '"softmax_kernels": ['
   run 0 info --recurrence gated_delta_net --T 100 --H 4 --HV 8 --K 64 --V 48 --dtype f16
   says "q and k f16 [1,100,4,64], v f16 [1,100,8,48]"
   says "runs"
@@ -255,7 +257,10 @@ test_demo() {
   says "12 heads of 32"
   says "3 heads of 128"
   says "How to read it"
-  for text in '"error_f32_by_block"' '"state_norm_by_block"' '"recurrence": "gla"' '"kernel": "reference"'; do
+  rows=0
+  if "$program" info | grep -q 'cuda:0'; then rows=2; fi
+  true_that test "$(grep -cE '^  softmax +[a-z_]+ +cuda:0 ' "$folder/stdout")" -eq $rows
+  for text in '"error_f32_by_block"' '"state_norm_by_block"' '"recurrence": "gla"' '"kernel": "reference"' '"softmax": ['; do
     true_that grep -qF "$text" "$folder/demo.json"
   done
   true_that test "$(grep -c '"error": null' "$folder/demo.json")" -eq 0
@@ -266,6 +271,12 @@ test_demo() {
   sed 's/1,64,1,2/1,32,2,2/' "$folder/small" >"$folder/wrong"
   run 2 demo --data "$folder/wrong"
   complains "$folder/wrong: v: expected V >= 1 and HV a multiple of H = 2, got [1,64,1,2]"
+  # Two value heads of width 1: something for the recurrences, nothing for softmax attention.
+  sed -e 's/\("v":{"dtype":"F32","shape":\[1,64,\)1,2/\12,1/' -e 's/F32\(","shape":\[1,64,\)1\]/F16\12]/g' \
+    -e 's/\("log_decay":{"dtype":"F\)32\(","shape":\[1,64,\)1,2/\116\22,2/' "$folder/small" >"$folder/value_heads"
+  run 0 demo --data "$folder/value_heads"
+  says "1 head of 2, 64 tokens"
+  true_that test "$(grep -cE '^  softmax +[a-z_]+ +cuda' "$folder/stdout")" -eq 0
 }
 
 test_error_growth() {

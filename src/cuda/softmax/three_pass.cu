@@ -12,7 +12,7 @@ namespace {
 using namespace warp_row;
 
 template <int kPerLane>
-__global__ void __launch_bounds__(kThreads) attend(const __grid_constant__ SoftmaxProblem p) {
+__global__ void __launch_bounds__(kThreads, 4) attend(const __grid_constant__ SoftmaxProblem p) {
   const Row r = own_row(p);
   if (!r.exists) return;
   float q[kPerLane], out[kPerLane] = {};
