@@ -72,12 +72,17 @@ struct Played {
   void run_group() {
     std::vector<Memory> memory(static_cast<std::size_t>(params.row_blocks),
                                Memory(chip::Shared<P>::count(params.row_tile, params.buffers)));
-    run_blocks(params.row_blocks, P::kThreads + P::kHelpers, {P::kThreads, P::kHelpers}, [&] {
+    run_blocks(params.row_blocks, P::kThreads + P::kHelpers, {P::kThreads, P::kHelpers, P::kThreads + P::kHelpers}, [&] {
       const int rank = blockIdx.x;
       const chip::Shared<P> shared(memory[static_cast<std::size_t>(rank)].floats(), params.row_tile, params.buffers);
       chip::Group group = {params.row_blocks, rank, params.atomic, params.slots, params.arrivals, 0, 0};
       for (std::int64_t item = 0; item < params.items; ++item) {
-        chip::run_item<P>(params, chip::block_of(params, item, group.rank, P::kColumns), shared, group);
+        const chip::Block block = chip::block_of(params, item, group.rank, P::kColumns);
+        if (threadIdx.x < P::kThreads) {
+          chip::compute_item<P>(params, block, shared, group);
+        } else {
+          chip::help_item<P>(params, block, shared, group);
+        }
         __syncthreads();
       }
     });

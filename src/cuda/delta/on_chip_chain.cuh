@@ -46,40 +46,20 @@ __device__ __forceinline__ Block block_of(const Params& params, std::int64_t ite
   return block;
 }
 
-/// What the computing threads do with a micro-chunk whose tile is here.
+/// The whole block. Its two parts come here from different places of the code, where __syncthreads must not stand.
 template <class P>
-__device__ __forceinline__ void compute_micro_chunk(const Params& params, std::int64_t left, int side,
-                                                    const Shared<P>& shared, Group& group) {
-  const Problem& p = params.problem;
-  const Tile tile = shared.tile(side);
-  read_state<P>(shared, tile);
-  if (p.normalize) read_normalizer<P>(shared, tile);
-  sync_part(1, P::kThreads);
-  if (group.blocks > 1) {
-    publish<P>(p, group, shared);
-    sync_part(1, P::kThreads);
-    if (threadIdx.x == 0) {
-      count_arrival(group.arrivals);
-      spin_until(group.arrivals, (group.flushes + 1) * group.blocks);
-    }
-    sync_part(1, P::kThreads);
-  }
-  correct_tokens<P>(p, group, left, shared, tile, shared.sums(side), shared.u(side));
-  if (group.atomic) clear_next_place<P>(group);
-  sync_part(1, P::kThreads);
-  advance<P>(p, shared, tile, shared.u(side));
-  sync_part(1, P::kThreads);  // for racecheck: it does not see that the whole block's barrier, which follows, ends these reads
-  group.count_flush();
+__device__ __forceinline__ void meet() {
+  sync_part(3, P::kThreads + P::kHelpers);
 }
 
-/// One item: the whole block meets before every micro-chunk; between, some threads compute it while the helpers fetch the next one
-/// and store what the one before has read.
+/// The helpers' part of an item: tiles come in one micro-chunk ahead, outputs go out one behind.
 template <class P>
-__device__ __forceinline__ void run_item(const Params& params, const Block& block, const Shared<P>& shared, Group& group) {
+__device__ __forceinline__ void help_item(const Params& params, const Block& block, const Shared<P>& shared,
+                                          const Group& group) {
   const FactorLayout& layout = params.layout;
-  const bool computes = threadIdx.x < P::kThreads, ahead = params.buffers == 2;
   const int helper = threadIdx.x - P::kThreads;
   const std::int64_t chunks = ceil_div(block.tokens, P::kFlush), step = params.problem.value_heads * layout.floats();
+  const bool ahead = params.buffers == 2;
   const float* factors = block.factors;
   Staged<P> staged;
   const auto start = [&](int side, int third) {
@@ -89,35 +69,65 @@ __device__ __forceinline__ void run_item(const Params& params, const Block& bloc
   const auto finish = [&](int side, int third) {
     finish_tile<P>(layout, block, helper, shared.tile(side), shared.products(third), staged);
   };
-  if (computes) {
-    load_state<P>(params.problem, block, shared);
-  } else if (chunks > 0) {
+  if (chunks > 0) {
     start(0, 0);
     finish(0, 0);
   }
   int side = 0, third = 0;  // of the micro-chunk: modulo 2 and 3
   for (std::int64_t c = 0; c <= chunks; ++c) {
-    __syncthreads();  // tile c is here; everything of c - 1 is computed
+    meet<P>();  // tile c is here; everything of c - 1 is computed
     const int other = 1 - side, next = third == 2 ? 0 : third + 1, before = third == 0 ? 2 : third - 1;
     const bool more = c + 1 < chunks;
-    if (computes) {
-      if (c < chunks) compute_micro_chunk<P>(params, block.tokens - c * P::kFlush, side, shared, group);
-    } else {
-      if (more && ahead) start(other, next);
-      if (c > 0) {
-        store_outputs<P>(params.problem, block, group, (c - 1) * P::kFlush, helper, shared, shared.products(before),
-                         shared.sums(other), shared.u(other));
-      }
+    if (more && ahead) start(other, next);
+    if (c > 0) {
+      store_outputs<P>(params.problem, block, group, (c - 1) * P::kFlush, helper, shared, shared.products(before),
+                       shared.sums(other), shared.u(other));
     }
     if (more && !ahead) {
-      __syncthreads();  // c is computed, its tile free
-      if (!computes) start(other, next);
+      meet<P>();  // c is computed, its tile free
+      start(other, next);
     }
-    if (more && !computes) finish(other, next);
+    if (more) finish(other, next);
     side = other;
     third = next;
   }
-  if (computes) store_state<P>(params.problem, block, shared);
+}
+
+/// The computing threads' part of an item.
+template <class P>
+__device__ __forceinline__ void compute_item(const Params& params, const Block& block, const Shared<P>& shared,
+                                             Group& group) {
+  const Problem& p = params.problem;
+  const std::int64_t chunks = ceil_div(block.tokens, P::kFlush);
+  const bool ahead = params.buffers == 2;
+  load_state<P>(p, block, shared);
+  int side = 0;
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    const Tile tile = shared.tile(side);
+    meet<P>();  // the tile is here
+    read_state<P>(shared, tile);
+    if (p.normalize) read_normalizer<P>(shared, tile);
+    sync_part(1, P::kThreads);
+    if (group.blocks > 1) {
+      publish<P>(p, group, shared);
+      sync_part(1, P::kThreads);
+      if (threadIdx.x == 0) {
+        count_arrival(group.arrivals);
+        spin_until(group.arrivals, (group.flushes + 1) * group.blocks);
+      }
+      sync_part(1, P::kThreads);
+    }
+    correct_tokens<P>(p, group, block.tokens - c * P::kFlush, shared, tile, shared.sums(side), shared.u(side));
+    if (group.atomic) clear_next_place<P>(group);
+    sync_part(1, P::kThreads);
+    advance<P>(p, shared, tile, shared.u(side));
+    sync_part(1, P::kThreads);  // for racecheck: it does not see that meet(), which follows, ends these reads
+    if (c + 1 < chunks && !ahead) meet<P>();  // the tile is free
+    group.count_flush();
+    side = 1 - side;
+  }
+  meet<P>();  // the last outputs can go
+  store_state<P>(p, block, shared);
 }
 
 }  // namespace delta_attention::on_chip

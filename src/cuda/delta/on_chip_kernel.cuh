@@ -59,7 +59,12 @@ __global__ void __launch_bounds__(P::kThreads + P::kHelpers, P::kBlocksPerMultip
   Group group = {params.row_blocks, ticket % params.row_blocks, params.atomic, params.slots + number * params.slot_floats,
                  params.arrivals + number, 0, 0};
   for (std::int64_t item = number; item < params.items; item += params.groups) {
-    run_item<P>(params, block_of(params, item, group.rank, P::kColumns), shared, group);
+    const Block block = block_of(params, item, group.rank, P::kColumns);
+    if (threadIdx.x < P::kThreads) {
+      compute_item<P>(params, block, shared, group);
+    } else {
+      help_item<P>(params, block, shared, group);
+    }
     __syncthreads();
   }
 }

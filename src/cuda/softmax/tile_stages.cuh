@@ -109,14 +109,15 @@ __device__ __forceinline__ float4 load_four(const Element* from) {
   return make_float4(to_float(piece.element[0]), to_float(piece.element[1]), to_float(piece.element[2]), to_float(piece.element[3]));
 }
 
-/// Rows of one operand to shared memory, zeros where there is nothing. offset_of(row) is where a row starts.
-template <class P, int kCount, class Element, class OffsetOf>
+/// Rows of one operand to shared memory, zeros where there is nothing; kAtOnce loads of a thread in flight. offset_of(row) is where a row
+/// starts.
+template <class P, int kCount, int kAtOnce, class Element, class OffsetOf>
 __device__ __forceinline__ void load_rows_of(const void* data, bool vectors, int rows, int size, int stride, float factor, float* to,
                                              const OffsetOf& offset_of) {
   const Element* from = static_cast<const Element*>(data);
   if (P::kLoads == Loads::vectors && vectors) {
     constexpr int kPieces = P::kDim / 4;
-#pragma unroll 4
+#pragma unroll kAtOnce
     for (int i = threadIdx.x; i < kCount * kPieces; i += P::kThreads) {
       const int row = i / kPieces, channel = i % kPieces * 4;
       float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -126,7 +127,7 @@ __device__ __forceinline__ void load_rows_of(const void* data, bool vectors, int
     }
     return;
   }
-  constexpr int kUnroll = P::kLoads == Loads::elements ? 4 : 1;
+  constexpr int kUnroll = P::kLoads == Loads::elements ? kAtOnce : 1;
 #pragma unroll kUnroll
   for (int i = threadIdx.x; i < kCount * P::kDim; i += P::kThreads) {
     const int row = i / P::kDim, channel = i % P::kDim;
@@ -134,13 +135,13 @@ __device__ __forceinline__ void load_rows_of(const void* data, bool vectors, int
   }
 }
 
-template <class P, int kCount, class OffsetOf>
+template <class P, int kCount, int kAtOnce, class OffsetOf>
 __device__ __forceinline__ void load_rows(const InputOperand& from, bool vectors, int rows, int size, int stride, float factor, float* to,
                                           const OffsetOf& offset_of) {
   switch (from.dtype) {
-    case DType::f16: return load_rows_of<P, kCount, Half>(from.data, vectors, rows, size, stride, factor, to, offset_of);
-    case DType::bf16: return load_rows_of<P, kCount, BFloat16>(from.data, vectors, rows, size, stride, factor, to, offset_of);
-    default: return load_rows_of<P, kCount, float>(from.data, vectors, rows, size, stride, factor, to, offset_of);
+    case DType::f16: return load_rows_of<P, kCount, kAtOnce, Half>(from.data, vectors, rows, size, stride, factor, to, offset_of);
+    case DType::bf16: return load_rows_of<P, kCount, kAtOnce, BFloat16>(from.data, vectors, rows, size, stride, factor, to, offset_of);
+    default: return load_rows_of<P, kCount, kAtOnce, float>(from.data, vectors, rows, size, stride, factor, to, offset_of);
   }
 }
 
@@ -166,7 +167,7 @@ template <class P>
 __device__ __forceinline__ void load_queries(const Params& params, const Rows& rows, float factor, float* to) {
   const SoftmaxProblem& p = params.problem;
   const std::int64_t start = p.q.offset(rows.pair.batch, rows.pair.query_begin + rows.first, rows.head), step = p.q.strides[1];
-  load_rows<P, P::kRows>(p.q, params.q_vectors, rows.count, static_cast<int>(p.head_dim), P::kDim, factor, to,
+  load_rows<P, P::kRows, 4>(p.q, params.q_vectors, rows.count, static_cast<int>(p.head_dim), P::kDim, factor, to,
                          [=](int row) { return start + row * step; });
 }
 
@@ -185,13 +186,15 @@ __device__ __forceinline__ void load_tile(const Params& params, const Rows& rows
     __syncthreads();
   }
   const auto load = [&](const InputOperand& from, bool vectors, const std::int64_t* offsets, int stride, float* to) {
+    if (!P::kPlain && p.paged()) {
+      return load_rows<P, P::kKeys, 1>(from, vectors, count, size, stride, 1.0f, to, [=](int row) { return offsets[row]; });
+    }
     const std::int64_t start = from.offset(rows.pair.batch, rows.pair.key_begin + first, head), step = from.strides[1];
-    const bool in_pages = !P::kPlain && p.paged();
-    const auto offset_of = [&](int row) { return in_pages ? offsets[row] : start + row * step; };
+    const auto offset_of = [=](int row) { return start + row * step; };
     if (P::kBuffers == 2 && P::kLoads == Loads::vectors && vectors && from.dtype == DType::f32) {
       start_rows_async<P>(from, count, size, stride, to, offset_of);
     } else {
-      load_rows<P, P::kKeys>(from, vectors, count, size, stride, 1.0f, to, offset_of);
+      load_rows<P, P::kKeys, 4>(from, vectors, count, size, stride, 1.0f, to, offset_of);
     }
   };
   load(p.k, params.k_vectors, shared.key_offsets, P::kStride, shared.keys(side));
