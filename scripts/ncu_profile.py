@@ -366,12 +366,15 @@ def main():
     parser.add_argument("--size", type=parse_size, default=parse_size(""),
                         help="B=,T=,H=,HV=,K=,V= (default: 1, 2048, 8, H, 128, 128)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the outcome there")
+    parser.add_argument("--keep", metavar="NAME",
+                        help="also write it to bench/results/<gpu>/NAME.json, with what was measured where (--optimisations does)")
     a = parser.parse_args()
     if bool(a.variants) == a.optimisations:
         parser.error("name variants, or --optimisations")
 
     problem = {"recurrence": a.recurrence, "dtype": a.dtype, **a.size}
-    context = measured_context() if a.optimisations else {}
+    keep = "optimisations" if a.optimisations else a.keep
+    context = measured_context() if keep else {}
     try:
         variants = profile_variants(a.program, a.variants or optimisation_variants(), problem)
     except Unavailable as reason:
@@ -386,8 +389,8 @@ def main():
             print(f"  {c['subject']}: {c['check']}: {c['found']}")
         outcome = {"context": context, "problem": problem, "variants": variants, "checks": checks}
         status = 1 if breaches else 0
-        if a.optimisations:
-            path = RESULTS / slug(context["gpu"]) / "optimisations.json"
+        if keep:
+            path = RESULTS / slug(context["gpu"]) / f"{keep}.json"
             path.write_text(json.dumps(outcome, indent=1) + "\n")
             print(f"ncu_profile: wrote {path}")
     if a.json:

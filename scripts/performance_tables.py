@@ -251,18 +251,41 @@ def before_after_cell(pair, results, figure):
     return " → ".join("?" if value is None else number(value) for value in before_after(pair, results, figure))
 
 
-def optimisations_section(results):
+def profile_heading(results):
     context, problem = results["context"], results["problem"]
+    size = " ".join(f"{name}={value}" for name, value in problem.items() if name not in ("recurrence", "dtype"))
+    return (f"**{context['gpu']}, driver {context['driver']}.** Commit `{context['commit']}`, {context['date'][:10]}; "
+            f"{problem['recurrence']}, {problem['dtype']}, {size}.\n\n")
+
+
+def profile_section(results):
+    """Every launch of every variant, the longest first, and what its warps waited for most."""
+    rows = []
+    for variant in results["variants"]:
+        figures = variant.get("figures", {})
+        launches = [(figures.get("function", ""), figures), *figures.get("functions", {}).items()]
+        for name, f in sorted({name: f for name, f in launches if f}.items(), key=lambda item: -item[1]["time_us"]):
+            stalls = sorted(f["stall_percent"].items(), key=lambda item: -item[1])[:4]
+            rows.append([f"`{variant['kernel']}`", f"`{name.split('(')[0].split('<')[0].split()[-1]}`", number(f["time_us"]),
+                         number(f["blocks"]), number(f["occupancy_percent"]), number(f["instructions_per_cycle"]),
+                         number(f["dram_percent"]), number(f["l2_bytes"] / 1e6),
+                         ", ".join(f"{reason} {share:.0f} %" for reason, share in stalls)])
+    return profile_heading(results) + table(["kernel", "launch", "time, µs", "blocks", "occupancy, %", "IPC", "memory bandwidth, %",
+                                             "L2, MB", "warps wait for"], rows)
+
+
+def profile():
+    return per_file("profile", profile_section) or NOTHING
+
+
+def optimisations_section(results):
     rows = []
     for pair in OPTIMISATIONS:
         cells = [before_after_cell(pair, results, figure) for _, figure in PROFILE_COLUMNS]
         rows.append([pair["name"], pair["what"], pair["article"],
                      *(f"**{cell}**" if figure == pair["figure"] else cell
                        for cell, (_, figure) in zip(cells, PROFILE_COLUMNS))])
-    size = " ".join(f"{name}={value}" for name, value in problem.items() if name not in ("recurrence", "dtype"))
-    return (f"**{context['gpu']}, driver {context['driver']}.** Commit `{context['commit']}`, {context['date'][:10]}; "
-            f"{problem['recurrence']}, {problem['dtype']}, {size}.\n\n" +
-            table(["", "change", "article", *(title for title, _ in PROFILE_COLUMNS)], rows))
+    return profile_heading(results) + table(["", "change", "article", *(title for title, _ in PROFILE_COLUMNS)], rows)
 
 
 def optimisations():
@@ -285,6 +308,7 @@ def main():
     replace(performance, "softmax_vs_delta", softmax_vs_delta(RESULTS))
     replace(performance, "suite", suite())
     replace(performance, "optimisations", optimisations())
+    replace(performance, "profile", profile())
     replace(ROOT / "README.md", "readme", readme())
 
 
