@@ -46,17 +46,17 @@ class FusedQkv : public ::testing::TestWithParam<DeviceType> {
     return inputs;
   }
 
-  /// Runs, or skips the test where this machine has no cuBLASLt.
-  bool project(const FusedQkvArgs& args, const Execution& execution = {}) {
+  /// Runs. "", or that this machine has no cuBLASLt.
+  std::string refusal_of(const FusedQkvArgs& args, const Execution& execution = {}) {
     try {
       fused_qkv_forward(args, execution);
     } catch (const Unsupported& refusal) {
       const std::string why = refusal.what();
       EXPECT_TRUE(device.type == DeviceType::cuda && why.find("cublasLt") != std::string::npos) << why;
-      return false;
+      return why;
     }
     device_synchronize(device);
-    return true;
+    return "";
   }
 
   /// The unit roundoff of a dtype.
@@ -101,7 +101,7 @@ class FusedQkv : public ::testing::TestWithParam<DeviceType> {
     args.q = q.writable();
     args.k = k.writable();
     args.v = v.writable();
-    if (!project(args)) return;
+    if (const std::string why = refusal_of(args); !why.empty()) GTEST_SKIP() << why;
     expect_columns(inputs, q.get(), 0);
     expect_columns(inputs, k.get(), s.heads * s.size);
     expect_columns(inputs, v.get(), (s.heads + s.key_heads) * s.size);
@@ -163,7 +163,7 @@ TEST_P(FusedQkv, SlicesOfOneBuffer) {
     }
     const GuardedBuffer workspace(device, execution.workspace_bytes);
     execution.workspace = workspace.data();
-    if (!project(args, execution)) return;
+    if (const std::string why = refusal_of(args, execution); !why.empty()) GTEST_SKIP() << why;
     expect_columns(inputs, all.get(), 0);
     EXPECT_TRUE(all.gaps_intact());
     EXPECT_TRUE(workspace.guards_intact());
