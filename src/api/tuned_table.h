@@ -22,6 +22,15 @@ struct TunedRow {
   const char* settings;  // "name=int,name=int"
 };
 
+/// What makes problems alike; sizes as logarithms, which are taken once and not on every call.
+struct TunedFeatures {
+  int capability;
+  Gate gate;
+  double key_tile, key_dim, value_dim, chains, tokens;
+
+  TunedFeatures(int capability, Gate gate, std::int64_t key_dim, std::int64_t value_dim, std::int64_t chains, std::int64_t tokens);
+};
+
 class TunedTable {
  public:
   /// Rows of kernels that are not among `kernels` are left out. Throws InvalidArgument for a setting that its kernel does not
@@ -33,7 +42,7 @@ class TunedTable {
 
  private:
   struct Entry {
-    TunedRow row;
+    TunedFeatures features;
     Settings settings;
   };
   struct KernelRows {
