@@ -8,7 +8,7 @@
 //                    (online softmax); two value channels a thread, all rows. Grid: (tile of rows, split, sequence).
 //   merge_splits     as for the kernel decode.
 //
-// Shared memory: queries and tile, 16 (L+R) floats each (72 KB at L = 512, R = 64). Registers: 32 sums a thread.
+// Shared memory: queries and tile, 16 (L+R) floats each (72 KB at L = 512, R = 64, and a few for padding). Registers: 32 sums a thread.
 //
 // Plain f32 arithmetic: with 128 heads on one cache the work is that of a matrix product, and what bounds it is the arithmetic, not the
 // reads, as it would be on tensor cores. Right first; the cache is still read from memory about once, since the blocks of the other heads
