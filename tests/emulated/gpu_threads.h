@@ -62,6 +62,7 @@ struct BlockThreads {
   struct Warp {
     Barrier barrier{32};
     std::array<float, 32> lanes;  // numbers that the lanes show one another
+    std::array<std::array<unsigned, 6>, 32> registers;  // and fragments of matrices
   };
   Barrier all;
   std::vector<std::unique_ptr<Warp>> warps;
@@ -78,6 +79,7 @@ struct GpuThread {
   int x = 0;         // threadIdx.x
   BlockIndex index;  // blockIdx
   BlockThreads* block = nullptr;
+  const char* shared_memory = nullptr;  // where addresses of shared memory start, for code that computes with them
 };
 extern thread_local GpuThread this_gpu_thread;
 
@@ -112,6 +114,9 @@ struct BlockExtent {
 };
 inline constexpr BlockExtent blockDim = {256};
 
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 inline void __syncthreads() { delta_attention::test::this_gpu_thread.block->all.arrive_and_wait(); }
@@ -143,6 +148,7 @@ inline bool __any_sync(unsigned, bool condition) {
 }
 
 inline float __expf(float x) { return expf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
 
 template <class T>
 T __ldcg(const T* at) {

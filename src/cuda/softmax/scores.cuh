@@ -18,13 +18,6 @@ struct RunningSoftmax {
 /// exp(x - max) where both may be -infinity: a masked score weighs nothing, also while the row has seen no other.
 __device__ __forceinline__ float weight(float x, float max) { return x == -INFINITY ? 0.0f : expf(x - max); }
 
-/// 2^x by the special function unit: relative error 2^-22, 0 for -infinity.
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// What sums relative to exp(before) are to be multiplied with, to be relative to exp(after) >= exp(before).
 __device__ __forceinline__ float rescaling(float before, float after) { return weight(before, after); }
 

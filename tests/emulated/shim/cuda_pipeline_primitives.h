@@ -13,16 +13,16 @@ namespace delta_attention::test {
 struct Copy {
   void* to;
   const void* from;
-  std::size_t bytes;
+  std::size_t bytes, zeros;  // of the bytes, the last ones that become 0 and are not read
 };
 inline thread_local std::vector<Copy> started_copies;
 inline thread_local std::deque<std::vector<Copy>> committed_copies;
 
 }  // namespace delta_attention::test
 
-inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
+inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes, std::size_t zeros = 0) {
   std::memset(to, 0xff, bytes);
-  delta_attention::test::started_copies.push_back({to, from, bytes});
+  delta_attention::test::started_copies.push_back({to, from, bytes, zeros});
 }
 inline void __pipeline_commit() {
   using namespace delta_attention::test;
@@ -33,7 +33,10 @@ inline void __pipeline_commit() {
 inline void __pipeline_wait_prior(int most_in_flight) {
   using namespace delta_attention::test;
   while (committed_copies.size() > static_cast<std::size_t>(most_in_flight)) {
-    for (const Copy& copy : committed_copies.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+    for (const Copy& copy : committed_copies.front()) {
+      std::memcpy(copy.to, copy.from, copy.bytes - copy.zeros);
+      std::memset(static_cast<char*>(copy.to) + copy.bytes - copy.zeros, 0, copy.zeros);
+    }
     committed_copies.pop_front();
   }
 }
