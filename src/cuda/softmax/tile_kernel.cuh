@@ -21,7 +21,8 @@
 // others (lengths, causal masks, windows, additive masks, softcap, packed sequences, pages). Arithmetic is f32; 16-bit operands are
 // widened on their way to shared memory.
 //
-// Budget for 32 keys and 128 channels: 32 rows, 32 keys, 32 values and 32 x 32 weights, 54 KB; up to 168 registers, 128 threads.
+// Budget for 32 keys and 128 channels: 32 rows, 32 keys, 32 values and 32 x 32 weights, 53 KB (89 KB for 64 keys); up to 194 registers,
+// 128 threads.
 // Source: the flash-attention forward in plain CUDA; staging as in the softmax articles that this project follows.
 // Measured: docs/performance.md.
 

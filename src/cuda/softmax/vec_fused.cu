@@ -1,6 +1,6 @@
 // vec_fused: the tiled kernel that automatic dispatch takes (tile_kernel.cuh): one call for self, causal and cross attention, lengths,
 // masks, windows, softcap, packed sequences, pages, grouped heads, any strides, f32, f16 and bf16. Tiles of 8 to 64 keys (setting `keys`);
-// 64, the winner of the scan in docs/performance.md for every head_dim, unless shared memory is too small for it. A mask costs what it
+// 64 by default, the winner of the scan in docs/performance.md for every head_dim. A mask costs what it
 // hides: tiles that no row sees are skipped, and only tiles that some row sees in part are masked element by element.
 //
 // Wins where tensor cores cannot be used: f32, or channels that flash_tc does not take. Measured: docs/performance.md.
