@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from performance_tables import STAGES, Staged, read_rows
+from plotting import legend_handles, repeatable, save, style_axes
 
 # Colour, marker, line. Baselines are grey; plain and compensated of one schedule share a marker, compensated kernels are blue.
 STYLES = {
@@ -33,11 +33,7 @@ def draw_times(axes, staged, recurrence, variant, dim, batch):
             label = stage if stage == STAGES[stage] else f"{stage} ({STAGES[stage][3:]})"
             axes.plot(*zip(*points), label=label, color=colour, marker=marker, linestyle=line, markersize=5, linewidth=1.5)
     axes.set_title(f"{recurrence}, B = {batch}", loc="left", fontsize=9.5)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style_axes(axes)
 
 
 def draw(results, variant, dim):
@@ -57,7 +53,7 @@ def draw(results, variant, dim):
     figure.supylabel("time, µs", fontsize=9)
     context = results["context"]
     figure.suptitle(f"{context['gpu']}, f32, 8 heads, K = V = {dim}, {variant}", fontsize=10.5)
-    handles = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels())}
+    handles = legend_handles(grid)
     ordered = sorted(handles, key=lambda label: list(STYLES).index(label.split(" (")[0]))
     figure.legend([handles[label] for label in ordered], ordered, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return figure
@@ -70,15 +66,13 @@ def main():
     parser.add_argument("--variant", choices=["cold", "graph"], default="cold", help="(default: cold)")
     parser.add_argument("--dim", type=int, default=128, help="K and V (default: 128)")
     options = parser.parse_args()
-    matplotlib.rcParams["svg.hashsalt"] = "delta-attention"  # equal results give equal files
+    repeatable()
     try:
         figure = draw(json.loads(options.json.read_text()), options.variant, options.dim)
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"plot_performance: {options.json}: {error!r}")
     prefix = options.prefix or options.json.with_suffix("")
-    figure.savefig(f"{prefix}.svg", metadata={"Date": None})
-    figure.savefig(f"{prefix}.png", dpi=130)
-    print(f"{prefix}.svg and {prefix}.png written")
+    save(figure, prefix)
 
 
 if __name__ == "__main__":

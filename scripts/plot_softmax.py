@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-import matplotlib
 from matplotlib.figure import Figure
 
+from plotting import legend_handles, repeatable, save, style_axes
 from softmax_tables import contenders, crossover, strongest
 
 # Colour, marker, line by (method, kernel): softmax in warm colours, delta attention in blue and green.
@@ -40,11 +40,7 @@ def draw_panel(axes, some, figure):
         colour, marker, line = STYLES[one.method, one.kernel]
         points = sorted(getattr(one, figure).items())
         axes.plot(*zip(*points), label=label_of(one), color=colour, marker=marker, linestyle=line, markersize=4.5, linewidth=1.5)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style_axes(axes)
 
 
 def mark_crossover(axes, some, method="gated_delta_net"):
@@ -81,7 +77,7 @@ def draw(files, dtype):
     grid[1][0].set_ylabel("operands and workspace, MB", fontsize=9)
     context = files["softmax_vs_delta"]["context"]
     figure.suptitle(f"{context['gpu']}, {dtype}, causal, 8 heads, D = 128, cold", fontsize=10.5)
-    handles = {label: line for axes in grid.flat for line, label in zip(*axes.get_legend_handles_labels())}
+    handles = legend_handles(grid)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return figure
 
@@ -100,15 +96,13 @@ def main():
     parser.add_argument("prefix", type=Path, nargs="?", help="where the pictures go (default: beside the file)")
     parser.add_argument("--dtype", choices=["bf16", "f32"], default="bf16", help="(default: bf16)")
     options = parser.parse_args()
-    matplotlib.rcParams["svg.hashsalt"] = "delta-attention"  # equal results give equal files
+    repeatable()
     try:
         figure = draw(read(options.json), options.dtype)
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"plot_softmax: {options.json}: {error!r}")
     prefix = options.prefix or options.json.with_suffix("")
-    figure.savefig(f"{prefix}.svg", metadata={"Date": None})
-    figure.savefig(f"{prefix}.png", dpi=130)
-    print(f"{prefix}.svg and {prefix}.png written")
+    save(figure, prefix)
 
 
 if __name__ == "__main__":

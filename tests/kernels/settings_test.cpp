@@ -4,26 +4,14 @@
 
 #include "api/kernel.h"
 #include "support/kernel_test.h"
+#include "support/settings.h"
 
 namespace delta_attention::test {
 namespace {
 
-/// Every combination of a kernel's settings as Execution::settings texts.
-std::vector<std::string> combinations(const std::string& name) {
-  std::vector<std::string> texts = {""};
-  for (const Kernel* kernel : kernels()) {
-    if (kernel->name != name) continue;
-    for (const Setting& setting : kernel->settings()) {
-      std::vector<std::string> longer;
-      for (const std::string& text : texts) {
-        for (const int value : setting.values) {
-          longer.push_back(text + (text.empty() ? "" : ",") + setting.name + "=" + std::to_string(value));
-        }
-      }
-      texts = longer;
-    }
-  }
-  return texts;
+std::vector<std::string> combinations_of(const std::string& name) {
+  const auto kernel = std::find_if(kernels().begin(), kernels().end(), [&](const Kernel* each) { return each->name == name; });
+  return combinations((*kernel)->settings());
 }
 
 class EverySetting : public KernelTest {
@@ -31,7 +19,7 @@ class EverySetting : public KernelTest {
   void SetUp() override {
     KernelTest::SetUp();
     if (IsSkipped()) return;
-    texts_ = combinations(GetParam().name);
+    texts_ = combinations_of(GetParam().name);
     if (texts_.size() == 1) GTEST_SKIP() << GetParam().name << " has no settings";
     std::shuffle(texts_.begin(), texts_.end(), random);
     if (small_run()) texts_.resize(std::min<std::size_t>(texts_.size(), 60));

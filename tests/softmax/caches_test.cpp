@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "api/softmax_kernel.h"
+#include "support/settings.h"
 #include "support/softmax.h"
 #include "support/sparse.h"
 
@@ -47,21 +48,6 @@ TEST_P(SoftmaxCaches, SplitsWithoutKeysWeighNothing) {
     several.causal = true;
     expect_matches_oracle(several);
   }
-}
-
-/// "a=1,b=2": every combination of values.
-std::vector<std::string> combinations(const std::vector<Setting>& settings) {
-  std::vector<std::string> all = {""};
-  for (const Setting& setting : settings) {
-    std::vector<std::string> longer;
-    for (const std::string& before : all) {
-      for (const int value : setting.values) {
-        longer.push_back((before.empty() ? "" : before + ",") + setting.name + "=" + std::to_string(value));
-      }
-    }
-    all = longer;
-  }
-  return all;
 }
 
 // Every compiled tile: sizes of heads, dtypes, settings; with and without masks.

@@ -32,11 +32,7 @@ __global__ void __launch_bounds__(kThreads, 4) attend(const __grid_constant__ So
 }
 
 void launch(const SoftmaxLaunch& call) {
-  with_channels(call.problem, [&](auto per_lane) {
-    attend<per_lane.value>
-        <<<static_cast<unsigned>(blocks(call.problem)), kThreads, 0, static_cast<cudaStream_t>(call.stream)>>>(call.problem);
-    DELTA_ATTENTION_CUDA(cudaGetLastError());
-  });
+  launch_rows(call, [](auto per_lane) { return attend<decltype(per_lane)::value>; });
 }
 
 }  // namespace

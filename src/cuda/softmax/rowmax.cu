@@ -15,35 +15,26 @@ namespace {
 template <tile::Merge kMerge, tile::Exp kExp>
 using Rowmax = tile::Family<tile::Always<32>::Keys, tile::Loads::vectors, 4, 1, kMerge, kExp>;
 
-/// Calls use(family) with the one that the settings choose.
-template <class Use>
-void with_family(const Settings& settings, const Use& use) {
-  const bool fast = settings.get("exp", 0) == 1;
-  if (settings.get("merge", 0) == 0) {
-    fast ? use(Rowmax<tile::Merge::row_max, tile::Exp::fast>()) : use(Rowmax<tile::Merge::row_max, tile::Exp::exact>());
-  } else {
-    fast ? use(Rowmax<tile::Merge::elements, tile::Exp::fast>()) : use(Rowmax<tile::Merge::elements, tile::Exp::exact>());
+struct Choice {
+  static std::vector<Setting> settings() {
+    return {{"merge", "0: one rescaling a tile, 1: one a key", {0, 1}}, {"exp", "0: expf, 1: ex2.approx", {0, 1}}};
   }
-}
 
-std::vector<Setting> settings() {
-  return {{"merge", "0: one rescaling a tile, 1: one a key", {0, 1}}, {"exp", "0: expf, 1: ex2.approx", {0, 1}}};
-}
-
-std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device, const Settings& chosen) {
-  std::string reason;
-  with_family(chosen, [&](auto family) { reason = tile::unsupported<decltype(family)>(p, device); });
-  return reason;
-}
-
-void launch(const SoftmaxLaunch& call) {
-  with_family(call.settings, [&](auto family) { tile::launch<decltype(family)>(call); });
-}
+  template <class Use>
+  static void with_family(const Settings& settings, const Use& use) {
+    const bool fast = settings.get("exp", 0) == 1;
+    if (settings.get("merge", 0) == 0) {
+      fast ? use(Rowmax<tile::Merge::row_max, tile::Exp::fast>()) : use(Rowmax<tile::Merge::row_max, tile::Exp::exact>());
+    } else {
+      fast ? use(Rowmax<tile::Merge::elements, tile::Exp::fast>()) : use(Rowmax<tile::Merge::elements, tile::Exp::exact>());
+    }
+  }
+};
 
 }  // namespace
 
 extern const SoftmaxKernel rowmax_softmax_kernel;
-const SoftmaxKernel rowmax_softmax_kernel = {
-    "rowmax", "vec_padded with the merge and the exponential open", DeviceType::cuda, true, -1, settings, unsupported, no_workspace, launch};
+const SoftmaxKernel rowmax_softmax_kernel =
+    tile::kernel_of_choice<Choice>("rowmax", "vec_padded with the merge and the exponential open", -1);
 
 }  // namespace delta_attention

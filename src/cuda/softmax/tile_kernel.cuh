@@ -119,4 +119,24 @@ constexpr SoftmaxKernel kernel_of(const char* name, const char* summary) {
           launch<Family>};
 }
 
+/// The descriptor of a kernel whose settings choose its family: Choice has settings() and with_family(settings, use).
+template <class Choice>
+constexpr SoftmaxKernel kernel_of_choice(const char* name, const char* summary, int priority) {
+  return {name,
+          summary,
+          DeviceType::cuda,
+          true,
+          priority,
+          Choice::settings,
+          [](const SoftmaxProblem& p, const DeviceProperties& device, const Settings& chosen) {
+            std::string reason;
+            Choice::with_family(chosen, [&](auto family) { reason = unsupported<decltype(family)>(p, device); });
+            return reason;
+          },
+          no_workspace,
+          [](const SoftmaxLaunch& call) {
+            Choice::with_family(call.settings, [&](auto family) { launch<decltype(family)>(call); });
+          }};
+}
+
 }  // namespace delta_attention::tile

@@ -13,33 +13,24 @@ namespace {
 template <int kKeys>
 using Fused = tile::Family<tile::Always<kKeys>::template Keys, tile::Loads::vectors, 4, 1>;
 
-/// Calls use(family) with the one that the settings choose.
-template <class Use>
-void with_family(const Settings& settings, const Use& use) {
-  switch (settings.get("keys", 64)) {
-    case 8: return use(Fused<8>());
-    case 16: return use(Fused<16>());
-    case 32: return use(Fused<32>());
-    default: return use(Fused<64>());
+struct Choice {
+  static std::vector<Setting> settings() { return {{"keys", "keys of a tile", {8, 16, 32, 64}}}; }
+
+  template <class Use>
+  static void with_family(const Settings& settings, const Use& use) {
+    switch (settings.get("keys", 64)) {
+      case 8: return use(Fused<8>());
+      case 16: return use(Fused<16>());
+      case 32: return use(Fused<32>());
+      default: return use(Fused<64>());
+    }
   }
-}
-
-std::vector<Setting> settings() { return {{"keys", "keys of a tile", {8, 16, 32, 64}}}; }
-
-std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& device, const Settings& chosen) {
-  std::string reason;
-  with_family(chosen, [&](auto family) { reason = tile::unsupported<decltype(family)>(p, device); });
-  return reason;
-}
-
-void launch(const SoftmaxLaunch& call) {
-  with_family(call.settings, [&](auto family) { tile::launch<decltype(family)>(call); });
-}
+};
 
 }  // namespace
 
 extern const SoftmaxKernel vec_fused_softmax_kernel;
-const SoftmaxKernel vec_fused_softmax_kernel = {
-    "vec_fused", "tiles for every mask, layout and dtype", DeviceType::cuda, true, 10, settings, unsupported, no_workspace, launch};
+const SoftmaxKernel vec_fused_softmax_kernel =
+    tile::kernel_of_choice<Choice>("vec_fused", "tiles for every mask, layout and dtype", 10);
 
 }  // namespace delta_attention

@@ -111,4 +111,14 @@ inline std::string unsupported(const SoftmaxProblem& p, const DeviceProperties& 
   return blocks(p) > kMostBlocks ? "more blocks than a grid has" : "";
 }
 
+/// Launches the kernel that kernel_of(channels of a lane) returns, a warp a row.
+template <class KernelOf>
+void launch_rows(const SoftmaxLaunch& call, const KernelOf& kernel_of) {
+  with_channels(call.problem, [&](auto per_lane) {
+    const auto kernel = kernel_of(per_lane);
+    kernel<<<static_cast<unsigned>(blocks(call.problem)), kThreads, 0, static_cast<cudaStream_t>(call.stream)>>>(call.problem);
+    DELTA_ATTENTION_CUDA(cudaGetLastError());
+  });
+}
+
 }  // namespace delta_attention::warp_row
