@@ -59,6 +59,12 @@ struct ForwardArgs {
   Tensor final_state;       // none | [N,HV,K,V], as initial_state; may be the very same memory as initial_state
   Tensor final_normalizer;  // none | [N,HV,K]
 
+  // States on the way, to resume a sequence from: its state after its own first state_interval, 2 state_interval, ... tokens,
+  // floor(length / state_interval) of them; those of sequence n+1 follow those of sequence n. M = B floor(T / state_interval):
+  // room enough however packed sequences part T, and what they leave over at the end is not written. Normalisers are not kept.
+  Tensor intermediate_states;       // none | [M,HV,K,V], strides as initial_state
+  std::int64_t state_interval = 0;  // tokens between intermediate states: 1 or more with them, 0 without
+
   Recurrence recurrence;
   std::optional<float> scale;  // K^-0.5 when not set
 
@@ -75,7 +81,7 @@ struct ForwardArgs {
 /// execution.stream and the call returns without waiting.
 ///
 /// Any T, T = 0 included; a sequence of no tokens copies its initial state to its final state. Inputs are never modified.
-/// out and final_state must not overlap the inputs (final_state == initial_state excepted).
+/// Outputs must not overlap the inputs or each other (final_state == initial_state excepted).
 /// Throws InvalidArgument, Unsupported, NoDevice, OutOfMemory or CudaError (error.h).
 DELTA_ATTENTION_API void delta_attention_forward(const ForwardArgs& args, const Execution& execution = {});
 

@@ -96,6 +96,19 @@ void check_states(const ForwardArgs& args, const Problem& p) {
   }
 }
 
+void check_intermediate_states(const ForwardArgs& args, const Problem& p) {
+  const View& states = args.intermediate_states;
+  const std::int64_t interval = args.state_interval;
+  if (!states.present()) {
+    if (interval != 0) throw InvalidArgument("state_interval", "0 (no intermediate_states came)", std::to_string(interval));
+    return;
+  }
+  if (interval < 1) throw InvalidArgument("state_interval", "1 or more, with intermediate_states", std::to_string(interval));
+  require_shape("intermediate_states", states, {p.batch * (p.tokens / interval), p.value_heads, p.key_dim, p.value_dim},
+                "[B floor(T / state_interval),HV,K,V]");
+  require_state_strides("intermediate_states", states);
+}
+
 std::int64_t count_sequences(const ForwardArgs& args, const Problem& p) {
   if (!args.cu_seqlens.present()) return p.batch;
   return packed_sequences("cu_seqlens", args.cu_seqlens, p.batch, "T");
@@ -162,7 +175,8 @@ std::vector<NamedOperand> operands(const ForwardArgs& args) {
           {"dt_bias", args.dt_bias, false},
           {"out", args.out, true},
           {"final_state", args.final_state, true},
-          {"final_normalizer", args.final_normalizer, true}};
+          {"final_normalizer", args.final_normalizer, true},
+          {"intermediate_states", args.intermediate_states, true}};
 }
 
 Problem check(const ForwardArgs& args) {
@@ -175,6 +189,7 @@ Problem check(const ForwardArgs& args) {
   check_gate(args, p);
   check_states(args, p);
   for (const NamedOperand& operand : all) check_memory(operand);
+  check_intermediate_states(args, p);  // B T is known to fit 64 bits once out's memory is checked
   check_overlap(all, may_be_updated_in_place);
   require_finite_scale(args.scale);
 
@@ -191,6 +206,8 @@ Problem check(const ForwardArgs& args) {
   p.out = output(args.out);
   p.final_state = output(args.final_state);
   p.final_normalizer = output(args.final_normalizer);
+  p.intermediate_states = output(args.intermediate_states);
+  p.state_interval = args.state_interval;
 
   p.update = args.recurrence.update;
   p.gate = args.log_decay.present() ? args.recurrence.gate : Gate::none;

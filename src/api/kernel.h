@@ -58,6 +58,11 @@ inline std::string needs_f32(const Problem& problem) {
   return problem.has_f64 ? "f64 operands run on the kernel 'reference' only" : "";
 }
 
+/// The reason of kernels that write states at the end of a sequence only.
+inline std::string lacks_intermediate_states(const Problem& problem) {
+  return problem.intermediate_states.present ? "this kernel writes no intermediate states" : "";
+}
+
 inline std::vector<Setting> no_settings() { return {}; }
 
 inline std::size_t no_workspace(const Problem&, const DeviceProperties&, const Settings&) { return 0; }

@@ -56,6 +56,8 @@ struct Problem {
   InputOperand cu_seqlens;                         // (sequence)
   InputOperand a_log, dt_bias;                     // (value head, key channel)
   OutputOperand out, final_state, final_normalizer;
+  OutputOperand intermediate_states;  // (intermediate state, value head, key channel, value column)
+  std::int64_t state_interval = 0;    // tokens; 1 or more where intermediate_states is present
 
   Update update = Update::additive;
   Gate gate = Gate::none;  // none also where a gated recurrence came without log_decay
@@ -91,6 +93,25 @@ struct Problem {
     const std::int64_t begin = sequence_offset(n);
     const std::int64_t end = sequence_offset(n + 1);
     return {0, begin, end > begin ? end - begin : 0};
+  }
+
+  /// How many intermediate states a sequence has.
+  DELTA_ATTENTION_HOST_DEVICE std::int64_t intermediate_count(const Sequence& sequence) const {
+    return intermediate_states.present ? sequence.length / state_interval : 0;
+  }
+
+  /// How many intermediate states there is room for: as many as all sequences have, or more if they are packed.
+  DELTA_ATTENTION_HOST_DEVICE std::int64_t intermediate_capacity() const {
+    return intermediate_states.present ? batch * (tokens / state_interval) : 0;
+  }
+
+  /// Where those of sequence n start. With cu_seqlens this reads memory of the problem's device, n + 1 entries; wrong offsets can
+  /// lead past intermediate_capacity(), where nothing may be written.
+  DELTA_ATTENTION_HOST_DEVICE std::int64_t first_intermediate_state(std::int64_t n) const {
+    if (!cu_seqlens.present) return n * intermediate_count({n, 0, tokens});
+    std::int64_t first = 0;
+    for (std::int64_t earlier = 0; earlier < n; ++earlier) first += intermediate_count(sequence(earlier));
+    return first;
   }
 
   /// Elements of all states together.

@@ -150,6 +150,7 @@ Plan make_plan(const Problem& p, const DeviceProperties& device) {
 
 std::string unsupported(const Problem& p, const DeviceProperties& device, const Settings&) {
   if (p.has_f64) return needs_f32(p);
+  if (p.intermediate_states.present) return lacks_intermediate_states(p);
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
   const std::string keys = "K = " + std::to_string(p.key_dim);
   if (p.key_dim > kMostKeys)

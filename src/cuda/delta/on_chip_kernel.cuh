@@ -225,6 +225,7 @@ struct WorkspaceLayout {
 template <class Sum>
 std::string unsupported(const Problem& p, const DeviceProperties& device, const Settings& chosen) {
   if (p.has_f64) return needs_f32(p);
+  if (p.intermediate_states.present) return lacks_intermediate_states(p);
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
   const Plan plan = make_plan<Sum>(p, device, chosen);
   if (plan.shared_bytes == 0) return "this combination of flush, columns, threads, layout and loads is not compiled";

@@ -202,6 +202,7 @@ std::int64_t blocks_of(const Problem& p) { return p.sequences * p.value_heads * 
 
 std::string unsupported(const Problem& p, const DeviceProperties& device, const Settings&) {
   if (p.has_f64) return needs_f32(p);
+  if (p.intermediate_states.present) return lacks_intermediate_states(p);
   if (const std::string reason = missing_code_reason(device); !reason.empty()) return reason;
   if (p.key_dim > kMostRows) return "K = " + std::to_string(p.key_dim) + "; at most " + std::to_string(kMostRows);
   if (blocks_of(p) > 0x7fffffff) return "more than 2^31 blocks";
