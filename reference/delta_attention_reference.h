@@ -76,8 +76,14 @@ inline double load_beta(const ForwardArgs& args, Index b, Index t, Index head) {
   return args.beta_space == BetaSpace::sigmoid ? sigmoid(x) : 2.0 * sigmoid(x);
 }
 
-/// One sequence of one value head: tokens [begin, end) of batch row b, state number n.
-inline void forward_head(const ForwardArgs& args, Index n, Index b, Index begin, Index end, Index head) {
+inline void store_state(const Tensor& state, const MatrixXd& S, Index n, Index head) {
+  for (Index i = 0; i < S.rows(); ++i) {
+    for (Index j = 0; j < S.cols(); ++j) store(state, S(i, j), n, head, i, j);
+  }
+}
+
+/// One sequence of one value head: tokens [begin, end) of batch row b, state number n, intermediate states from number `first` on.
+inline void forward_head(const ForwardArgs& args, Index n, Index b, Index begin, Index end, Index head, Index first = 0) {
   const Index K = args.q.shape[3], V = args.v.shape[3];
   const Index key_head = head / (args.v.shape[2] / args.q.shape[2]);
   const double scale = args.scale ? static_cast<double>(*args.scale) : 1.0 / std::sqrt(static_cast<double>(K));
@@ -113,24 +119,27 @@ inline void forward_head(const ForwardArgs& args, Index n, Index b, Index begin,
     if (args.recurrence.normalize) o /= z.dot(q);
 
     for (Index j = 0; j < V; ++j) store(args.out, o[j], b, t, head, j);
+
+    const Index done = t + 1 - begin;
+    if (args.intermediate_states.present() && done % args.state_interval == 0) {
+      store_state(args.intermediate_states, S, first + done / args.state_interval - 1, head);
+    }
   }
 
-  for (Index i = 0; i < K; ++i) {
-    for (Index j = 0; j < V; ++j) {
-      if (args.final_state.present()) store(args.final_state, S(i, j), n, head, i, j);
-    }
-    if (args.final_normalizer.present()) store(args.final_normalizer, z[i], n, head, i);
-  }
+  if (args.final_state.present()) store_state(args.final_state, S, n, head);
+  for (Index i = 0; i < K && args.final_normalizer.present(); ++i) store(args.final_normalizer, z[i], n, head, i);
 }
 
 /// Every sequence and value head.
 inline void forward(const ForwardArgs& args) {
   const bool packed = args.cu_seqlens.present();
   const Index sequences = packed ? args.cu_seqlens.shape[0] - 1 : args.q.shape[0];
+  Index first = 0;  // of the intermediate states of sequence n
   for (Index n = 0; n < sequences; ++n) {
     const Index begin = packed ? static_cast<Index>(load(args.cu_seqlens, n)) : 0;
     const Index end = packed ? static_cast<Index>(load(args.cu_seqlens, n + 1)) : args.q.shape[1];
-    for (Index head = 0; head < args.v.shape[2]; ++head) forward_head(args, n, packed ? 0 : n, begin, end, head);
+    for (Index head = 0; head < args.v.shape[2]; ++head) forward_head(args, n, packed ? 0 : n, begin, end, head, first);
+    if (args.intermediate_states.present()) first += (end - begin) / args.state_interval;
   }
 }
 

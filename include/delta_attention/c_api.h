@@ -115,6 +115,9 @@ typedef struct delta_attention_c_args {
   int32_t gate_space;
   float gate_lower_bound;
   int32_t reserved; /* 0 */
+
+  delta_attention_c_tensor intermediate_states; /* none | [B floor(T / state_interval),HV,K,V] */
+  int64_t state_interval;                       /* 0 without them */
 } delta_attention_c_args;
 
 typedef struct delta_attention_c_execution {

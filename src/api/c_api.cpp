@@ -142,6 +142,8 @@ ForwardArgs forward_args(const delta_attention_c_args* given) {
   args.out = view_of<Tensor>(c.out, "out");
   args.final_state = view_of<Tensor>(c.final_state, "final_state");
   args.final_normalizer = view_of<Tensor>(c.final_normalizer, "final_normalizer");
+  args.intermediate_states = view_of<Tensor>(c.intermediate_states, "intermediate_states");
+  args.state_interval = c.state_interval;
   args.recurrence = {static_cast<Update>(c.recurrence.update), static_cast<Gate>(c.recurrence.gate),
                      c.recurrence.normalize != 0};
   if (c.has_scale != 0) args.scale = c.scale;

@@ -173,10 +173,9 @@ void HeadBuffers::load_decay(const HeadSlice& slice, Index batch, Index token) {
   }
 }
 
-void HeadBuffers::load_tokens(const HeadSlice& slice, Index batch, Index token, Index left) {
+void HeadBuffers::load_tokens(const HeadSlice& slice, Index batch, Index token, Index tokens, Index left) {
   const Problem& p = problem_;
   const Index key_head = p.key_head(slice.value_head);
-  const Index tokens = std::min(kChunkTokens, left);
   chunk_.tokens = tokens;
   for (Index i = 0; i < tokens; ++i) {
     load_key_row(p.q, batch, token + i, key_head, chunk_.q + i * chunk_.key_stride);
@@ -197,12 +196,20 @@ void HeadBuffers::store_out(const HeadSlice& slice, Index batch, Index token) co
   }
 }
 
-void HeadBuffers::store_state(const HeadSlice& slice) const {
-  const OutputOperand &state = problem_.final_state, &normalizer = problem_.final_normalizer;
-  for (Index channel = 0; state.present && channel < problem_.key_dim; ++channel) {
-    store_run(state, state.offset(slice.sequence, slice.value_head, channel, slice.column), state.strides[3],
-              slice.count, chunk_.state + channel * chunk_.value_stride);
+void HeadBuffers::store_state(const HeadSlice& slice, const OutputOperand& states, Index at) const {
+  for (Index channel = 0; channel < problem_.key_dim; ++channel) {
+    store_run(states, states.offset(at, slice.value_head, channel, slice.column), states.strides[3], slice.count,
+              chunk_.state + channel * chunk_.value_stride);
   }
+}
+
+void HeadBuffers::store_intermediate_state(const HeadSlice& slice, Index at) const {
+  store_state(slice, problem_.intermediate_states, at);
+}
+
+void HeadBuffers::store_final_state(const HeadSlice& slice) const {
+  const OutputOperand& normalizer = problem_.final_normalizer;
+  if (problem_.final_state.present) store_state(slice, problem_.final_state, slice.sequence);
   if (normalizer.present && slice.column == 0) {
     store_run(normalizer, normalizer.offset(slice.sequence, slice.value_head), normalizer.strides[2], problem_.key_dim,
               chunk_.normalizer);

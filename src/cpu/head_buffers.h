@@ -28,11 +28,13 @@ class HeadBuffers {
 
   /// Initial state and normaliser. `normalizers` is [N,HV,K] in f32, or null for zeros.
   void load_state(const HeadSlice& slice, const float* normalizers);
-  /// The chunk of tokens that starts at `token`, of batch row `batch`, with l2 norm, gate and beta applied. `left`
-  /// tokens of the sequence remain from there.
-  void load_tokens(const HeadSlice& slice, Index batch, Index token, Index left);
+  /// The chunk of `tokens` tokens, at most kChunkTokens, that starts at `token`, of batch row `batch`, with l2 norm, gate
+  /// and beta applied. `left` tokens of the sequence remain from its start.
+  void load_tokens(const HeadSlice& slice, Index batch, Index token, Index tokens, Index left);
   void store_out(const HeadSlice& slice, Index batch, Index token) const;
-  void store_state(const HeadSlice& slice) const;
+  void store_final_state(const HeadSlice& slice) const;
+  /// The state as intermediate state `at`.
+  void store_intermediate_state(const HeadSlice& slice, Index at) const;
 
   const Chunk& chunk() const { return chunk_; }
 
@@ -40,6 +42,7 @@ class HeadBuffers {
   void load_key_row(const InputOperand& x, Index batch, Index token, Index head, float* row) const;
   void list_upcoming(const HeadSlice& slice, Index batch, Index token, Index tokens);
   void load_decay(const HeadSlice& slice, Index batch, Index token);
+  void store_state(const HeadSlice& slice, const OutputOperand& states, Index at) const;
 
   struct Free {
     void operator()(float* data) const { ::operator delete (data, std::align_val_t{64}); }

@@ -104,6 +104,24 @@ std::vector<float> load_normalizers(const Problem& p) {
   return all;
 }
 
+/// Where each sequence's intermediate states start; empty without them.
+std::vector<Index> first_intermediate_states(const Problem& p) {
+  std::vector<Index> firsts;
+  if (!p.intermediate_states.present) return firsts;
+  firsts.reserve(static_cast<std::size_t>(p.sequences));
+  for (Index n = 0, next = 0; n < p.sequences; ++n) {
+    firsts.push_back(next);
+    next += p.intermediate_count(p.sequence(n));
+  }
+  return firsts;
+}
+
+/// What every slice starts from.
+struct Start {
+  std::vector<float> normalizers;
+  std::vector<Index> intermediate_states;
+};
+
 HeadSlice slice_of(const Problem& p, const Plan& plan, Index task) {
   HeadSlice slice;
   slice.column = task % plan.slices * plan.columns;
@@ -113,30 +131,41 @@ HeadSlice slice_of(const Problem& p, const Plan& plan, Index task) {
   return slice;
 }
 
-void run_slice(const Problem& p, const HeadSlice& slice, ChunkRoutine routine, const float* normalizers,
+/// Tokens of the next chunk of a sequence: to its end, or to its next intermediate state.
+Index chunk_tokens(const Problem& p, const Sequence& sequence, Index done) {
+  const Index tokens = std::min(kChunkTokens, sequence.length - done);
+  return p.intermediate_states.present ? std::min(tokens, p.state_interval - done % p.state_interval) : tokens;
+}
+
+void run_slice(const Problem& p, const HeadSlice& slice, ChunkRoutine routine, const Start& start,
                HeadBuffers& buffers) {
   const Sequence sequence = p.sequence(slice.sequence);
-  buffers.load_state(slice, normalizers);
-  for (Index done = 0; done < sequence.length; done += kChunkTokens) {
+  buffers.load_state(slice, start.normalizers.empty() ? nullptr : start.normalizers.data());
+  for (Index done = 0; done < sequence.length;) {
     const Index token = sequence.begin + done;
-    buffers.load_tokens(slice, sequence.batch, token, sequence.length - done);
+    const Index tokens = chunk_tokens(p, sequence, done);
+    buffers.load_tokens(slice, sequence.batch, token, tokens, sequence.length - done);
     routine(buffers.chunk());
     buffers.store_out(slice, sequence.batch, token);
+    done += tokens;
+    if (p.intermediate_states.present && done % p.state_interval == 0) {
+      const Index first = start.intermediate_states[static_cast<std::size_t>(slice.sequence)];
+      buffers.store_intermediate_state(slice, first + done / p.state_interval - 1);
+    }
   }
-  buffers.store_state(slice);
+  buffers.store_final_state(slice);
 }
 
 void run(const Problem& p, const Plan& plan, ChunkRoutine ChunkRoutines::*which) {
   try {
     const ChunkRoutines routines = cpu_kernels::chunk_routines().front();
-    const std::vector<float> normalizers = load_normalizers(p);
-    const float* initial = normalizers.empty() ? nullptr : normalizers.data();
+    const Start start = {load_normalizers(p), first_intermediate_states(p)};
     std::vector<HeadBuffers> buffers;  // all of them before any work: a call that is refused memory has written nothing
     for (int i = 0; i < plan.threads; ++i) buffers.emplace_back(p, routines, plan.columns);
     cpu_kernels::run_tasks(plan.tasks, plan.threads, [&](int worker, TaskQueue& queue) {
       const FlushSubnormals flush;
       for (Index task = 0; queue.take(task);) {
-        run_slice(p, slice_of(p, plan, task), routines.*which, initial, buffers[static_cast<std::size_t>(worker)]);
+        run_slice(p, slice_of(p, plan, task), routines.*which, start, buffers[static_cast<std::size_t>(worker)]);
       }
     });
   } catch (const std::bad_alloc&) {

@@ -165,6 +165,7 @@ std::string Case::describe() const {
        << (qk_l2norm ? " l2norm" : "") << (keys == Keys::near_parallel ? " near-parallel keys" : "")
        << (with_gate ? "" : " no log_decay") << (with_beta ? "" : " no beta") << (with_initial_state ? " initial" : "")
        << (with_final_state ? " final" : "");
+  if (state_interval != 0) text << " every " << state_interval;
   if (scale) text << " scale=" << *scale;
   if (!cu_seqlens.empty()) {
     text << " cu(" << name(cu_dtype) << ")=";
@@ -250,6 +251,19 @@ Inputs take_rows(const Inputs& inputs, const std::vector<Index>& rows) {
     part.*operand = cut(inputs.*operand, 0, rows);
   }
   return part;
+}
+
+Inputs first_tokens(const Inputs& inputs, Index n, Index tokens) {
+  const Case& c = inputs.problem;
+  const bool packed = !c.cu_seqlens.empty();
+  Inputs sequence = packed ? inputs : take_rows(inputs, {n});
+  if (packed) {
+    sequence.problem.cu_seqlens.clear();
+    sequence.initial_state = cut(inputs.initial_state, 0, {n});
+    sequence.initial_normalizer = cut(inputs.initial_normalizer, 0, {n});
+  }
+  sequence.problem.state_interval = 0;
+  return slice_tokens(sequence, c.begin(n), c.begin(n) + tokens, sequence.initial_state, sequence.initial_normalizer);
 }
 
 double uniform(Random& random, double low, double high) {

@@ -57,6 +57,7 @@ struct Case {
   bool with_beta = true;
   bool with_initial_state = false;
   bool with_final_state = true;
+  Index state_interval = 0;  // tokens between intermediate states; 0: none
 
   GateRegime gate_regime = GateRegime::mixed;
   Keys keys = Keys::random;
@@ -71,6 +72,13 @@ struct Case {
   std::optional<float> scale;
 
   Index sequences() const { return cu_seqlens.empty() ? batch : static_cast<Index>(cu_seqlens.size()) - 1; }
+  /// How many intermediate states there is room for, and how many sequence n has.
+  Index intermediate_states() const { return state_interval == 0 ? 0 : batch * (tokens / state_interval); }
+  Index intermediate_states_of(Index n) const { return state_interval == 0 ? 0 : length(n) / state_interval; }
+  Index begin(Index n) const { return cu_seqlens.empty() ? 0 : cu_seqlens[static_cast<std::size_t>(n)]; }
+  Index length(Index n) const {
+    return cu_seqlens.empty() ? tokens : cu_seqlens[static_cast<std::size_t>(n) + 1] - begin(n);
+  }
   bool raw_gate() const { return gate_space == GateSpace::softplus || gate_space == GateSpace::lower_bound; }
   std::string describe() const;
 };
@@ -92,6 +100,8 @@ Inputs make_inputs(const Case& problem, Random& random);
 /// Tokens [begin, end) of the same inputs (no cu_seqlens), with the state they start from.
 Inputs slice_tokens(const Inputs& inputs, Index begin, Index end, const Array& initial_state,
                     const Array& initial_normalizer);
+/// The first tokens of sequence n as a problem of its own.
+Inputs first_tokens(const Inputs& inputs, Index n, Index tokens);
 /// Batch rows `rows` of the same inputs, in that order; rows of cu_seqlens problems cannot be taken.
 Inputs take_rows(const Inputs& inputs, const std::vector<Index>& rows);
 

@@ -146,7 +146,7 @@ double read_size(const Inputs& inputs, Index head) {
 /// that errors may be relative to where the result itself is smaller.
 void expect_heads_match(const Inputs& inputs, const Array& got, const std::vector<double>& truth, Index inner,
                         const std::function<double(Index)>& least_size, const std::function<double(Index)>& removed,
-                        const char* what) {
+                        const std::string& what) {
   const Case& c = inputs.problem;
   const Index outer = got.size() / std::max<Index>(1, c.value_heads * inner);
   for (Index head = 0; head < c.value_heads; ++head) {
@@ -167,6 +167,27 @@ void expect_heads_match(const Inputs& inputs, const Array& got, const std::vecto
     EXPECT_TRUE(norm(difference) <= allowed)
         << what << " of head " << head << ": error " << norm(difference) << ", allowed " << allowed << ", size "
         << norm(size) << "\n  " << c.describe();
+  }
+}
+
+/// Every intermediate state is the final state of the tokens up to it, and is held to the same bar.
+void expect_intermediate_states_match(const Inputs& inputs, const Outputs& got, const Truth& truth) {
+  const Case& c = inputs.problem;
+  const Index cells = c.value_heads * c.key_dim * c.value_dim;
+  const auto state_of = [&](const auto& states, Index at) {
+    return std::vector(states.begin() + at * cells, states.begin() + (at + 1) * cells);
+  };
+  Index at = 0;
+  for (Index n = 0; n < c.sequences(); ++n) {
+    for (Index i = 1; i <= c.intermediate_states_of(n); ++i, ++at) {
+      const Inputs until = first_tokens(inputs, n, i * c.state_interval);
+      Array state(c.state_dtype, {1, c.value_heads, c.key_dim, c.value_dim});
+      state.values = state_of(got.intermediate_states.values, at);
+      expect_heads_match(
+          until, state, state_of(truth.intermediate_states, at), c.key_dim * c.value_dim, [](Index) { return 0.0; },
+          [&](Index head) { return removed_size(until, head); },
+          "state " + std::to_string(i) + " on the way of sequence " + std::to_string(n));
+    }
   }
 }
 
@@ -198,6 +219,13 @@ Truth oracle(const Inputs& inputs) {
   args.out = tensor(truth.out.data(), {c.batch, c.tokens, c.value_heads, c.value_dim});
   args.final_state = tensor(truth.final_state.data(), {c.sequences(), c.value_heads, c.key_dim, c.value_dim});
   args.final_normalizer = tensor(truth.final_normalizer.data(), {c.sequences(), c.value_heads, c.key_dim});
+  if (c.state_interval != 0) {
+    truth.intermediate_states.resize(
+        static_cast<std::size_t>(c.intermediate_states() * c.value_heads * c.key_dim * c.value_dim));
+    args.intermediate_states =
+        tensor(truth.intermediate_states.data(), {c.intermediate_states(), c.value_heads, c.key_dim, c.value_dim});
+    args.state_interval = c.state_interval;
+  }
   reference::forward(args);
   return truth;
 }
@@ -225,6 +253,7 @@ void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth
   if (got.final_normalizer.present()) {
     expect_heads_match(inputs, got.final_normalizer, truth.final_normalizer, c.key_dim, none, none, "final_normalizer");
   }
+  expect_intermediate_states_match(inputs, got, truth);
 }
 
 void expect_near(const std::vector<float>& got, const std::vector<float>& expected, double absolute, double relative,

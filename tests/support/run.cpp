@@ -93,14 +93,18 @@ Placements placements_of(const Case& c) {
     p.log_decay.pad = c.recurrence.gate == Gate::channel ? std::vector<Index>{1, 3, 2, 5} : std::vector<Index>{1, 2, 3};
     p.initial_state.pad = {4, 3, 2, 6};
     p.final_state.pad = {1, 2, 3, 4};
+    p.intermediate_states.pad = {2, 1, 5, 3};
   }
-  if (c.state_layout == StateLayout::vk) p.initial_state.order = p.final_state.order = {0, 1, 3, 2};
+  if (c.state_layout == StateLayout::vk) {
+    p.initial_state.order = p.final_state.order = p.intermediate_states.order = {0, 1, 3, 2};
+  }
   return p;
 }
 
 bool operator==(const Outputs& a, const Outputs& b) {
   return a.out.values == b.out.values && a.final_state.values == b.final_state.values &&
-         a.final_normalizer.values == b.final_normalizer.values;
+         a.final_normalizer.values == b.final_normalizer.values &&
+         a.intermediate_states.values == b.intermediate_states.values;
 }
 
 Stored::Stored(const Array& array, const Placement& placement, Device device, unsigned char guard)
@@ -209,6 +213,12 @@ Call::Call(const Inputs& inputs, Device device, const CallOptions& options) : de
   } else {
     args.initial_normalizer = add_input("initial_normalizer", inputs.initial_normalizer, p.initial_normalizer);
   }
+  if (c.state_interval != 0) {
+    args.state_interval = c.state_interval;
+    args.intermediate_states = add_output(
+        "intermediate_states", Array(c.state_dtype, {c.intermediate_states(), c.value_heads, c.key_dim, c.value_dim}),
+        p.intermediate_states);
+  }
   if (!c.cu_seqlens.empty()) {
     const std::size_t bytes = c.cu_seqlens.size() * size_of(c.cu_dtype);
     offsets_ = std::make_unique<GuardedBuffer>(device, bytes);
@@ -278,9 +288,10 @@ Outputs Call::outputs() const {
   for (const Operand& operand : outputs_) {
     EXPECT_TRUE(operand.stored->gaps_intact()) << "the call wrote outside the elements of " << operand.name;
     const std::string name = operand.name;
-    (name == "out"           ? result.out
-     : name == "final_state" ? result.final_state
-                             : result.final_normalizer) = operand.stored->get();
+    (name == "out"                ? result.out
+     : name == "final_state"      ? result.final_state
+     : name == "final_normalizer" ? result.final_normalizer
+                                  : result.intermediate_states) = operand.stored->get();
   }
   return result;
 }

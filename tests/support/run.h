@@ -21,13 +21,14 @@ struct Placement {
 
 struct Placements {
   Placement q, k, v, log_decay, beta, initial_state, initial_normalizer, out, final_state, final_normalizer;
+  Placement intermediate_states;
 };
 
 /// The placements that the case's layout asks for.
 Placements placements_of(const Case& problem);
 
 struct Outputs {
-  Array out, final_state, final_normalizer;
+  Array out, final_state, final_normalizer, intermediate_states;
 };
 bool operator==(const Outputs& a, const Outputs& b);  // same bits, except that -0 == 0
 
@@ -97,7 +98,7 @@ float decode(const unsigned char* source, DType dtype);
 
 /// What the float64 oracle says, every number in float64.
 struct Truth {
-  std::vector<double> out, final_state, final_normalizer;
+  std::vector<double> out, final_state, final_normalizer, intermediate_states;
 };
 Truth oracle(const Inputs& inputs);
 

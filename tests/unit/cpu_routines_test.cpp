@@ -71,10 +71,10 @@ void run_chunk(const OneChunk& data, const ChunkRoutines& routines, ChunkRoutine
   const Problem problem = check(data.args);
   HeadBuffers buffers(problem, routines, kValueDim);
   buffers.load_state({0, 0, 0, kValueDim}, nullptr);
-  buffers.load_tokens({0, 0, 0, kValueDim}, 0, 0, kTokens);
+  buffers.load_tokens({0, 0, 0, kValueDim}, 0, 0, kTokens, kTokens);
   routine(buffers.chunk());
   buffers.store_out({0, 0, 0, kValueDim}, 0, 0);
-  buffers.store_state({0, 0, 0, kValueDim});
+  buffers.store_final_state({0, 0, 0, kValueDim});
 }
 
 double relative_error(const std::vector<float>& x, const std::vector<float>& truth) {
