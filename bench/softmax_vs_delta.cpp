@@ -64,7 +64,7 @@ Case delta_case(const Contender& who, std::int64_t tokens) {
   c.decay = Decay::strong;
   c.batch = who.batch;
   c.tokens = tokens;
-  c.heads = kHeads;
+  c.heads = c.value_heads = kHeads;
   c.dim = kDim;
   return c;
 }
@@ -125,8 +125,7 @@ std::vector<Contender> contenders(std::int64_t batch) {
 
 void register_all() {
   benchmark::AddCustomContext("relative_error_over",
-                              "softmax: first, middle and last row of the first and the last head; delta: the first " +
-                                  std::to_string(kCheckedTokens) + " tokens of the first and the last head");
+                              "softmax: first, middle and last row of the first and the last head; delta: " + checked_part());
   for (const std::int64_t batch : {1, 16}) {
     for (std::int64_t tokens = kShortest; tokens <= kLongest; tokens *= 2) {
       for (const Contender& who : contenders(batch)) add_contender(who, tokens);

@@ -1,5 +1,6 @@
 #include "support/cuda_clock.h"
 
+#include <chrono>
 #include <fstream>
 #include <utility>
 
@@ -169,6 +170,8 @@ CudaCall::~CudaCall() { cudaStreamDestroy(static_cast<cudaStream_t>(execution_.s
 
 void CudaCall::launch() { launch_(execution_); }
 
+void CudaCall::wait() { DELTA_ATTENTION_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(execution_.stream))); }
+
 void CudaCall::flush_l2() {
   static const std::size_t bytes = 2 * gpu_facts().l2_bytes;
   static const DeviceMemory memory(bytes);
@@ -184,7 +187,7 @@ std::vector<double> CudaCall::time(std::int64_t calls, const std::function<void(
     call();
     stops[i].record(execution_.stream);
   }
-  DELTA_ATTENTION_CUDA(cudaStreamSynchronize(static_cast<cudaStream_t>(execution_.stream)));
+  wait();
   std::vector<double> seconds;
   for (std::int64_t i = 0; i < calls; ++i) seconds.push_back(stops[i].seconds_since(starts[i]));
   return seconds;
@@ -201,6 +204,19 @@ std::vector<double> CudaCall::time_graph(std::int64_t calls) {
   graph.launch(execution_.stream);
   return time(
       calls, [] {}, [&] { graph.launch(execution_.stream); });
+}
+
+std::vector<double> CudaCall::time_host(std::int64_t calls) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> seconds;
+  for (std::int64_t i = 0; i < calls; ++i) {
+    wait();
+    const Clock::time_point start = Clock::now();
+    launch();
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  wait();
+  return seconds;
 }
 
 }  // namespace bench

@@ -47,7 +47,7 @@ class DeviceOperands {
   std::vector<std::unique_ptr<DeviceMemory>> memory_;
 };
 
-/// One call with its stream and workspace, timed in either of two ways. Times are seconds of device time, one a call.
+/// One call with its stream and workspace, timed in any of three ways. Times are seconds, one a call, of device time unless said otherwise.
 class CudaCall {
  public:
   using Execution = delta_attention::Execution;
@@ -67,12 +67,16 @@ class CudaCall {
   /// Replays of the call captured in a CUDA graph. Operands that fit L2 are there from the replay before.
   std::vector<double> time_graph(std::int64_t calls);
 
+  /// Host time: what the caller waits until the call is queued, on an idle stream.
+  std::vector<double> time_host(std::int64_t calls);
+
   std::size_t workspace_bytes() const { return execution_.workspace_bytes; }
 
  private:
   std::vector<double> time(std::int64_t calls, const std::function<void()>& before, const std::function<void()>& call);
   void launch();
   void flush_l2();
+  void wait();
 
   Execution execution_;
   DeviceMemory workspace_;

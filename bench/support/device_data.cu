@@ -65,8 +65,8 @@ __global__ void fill_normal_rows(void* data, DType dtype, std::int64_t rows, std
   }
 }
 
-__global__ void fill_uniform_numbers(float* data, std::int64_t count, RandomSource source) {
-  for (std::int64_t i = global_thread(); i < count; i += grid_threads()) data[i] = uniform(source, i);
+__global__ void fill_uniform_numbers(float* data, std::int64_t count, RandomSource source, float low, float high) {
+  for (std::int64_t i = global_thread(); i < count; i += grid_threads()) data[i] = low + (high - low) * uniform(source, i);
 }
 
 __global__ void fill_decays(float* data, std::int64_t rows, std::int64_t heads, std::int64_t per_head, RandomSource source) {
@@ -98,8 +98,8 @@ void fill_normal(void* data, DType dtype, std::int64_t rows, std::int64_t dim, b
   finish();
 }
 
-void fill_uniform(float* data, std::int64_t count, RandomSource source) {
-  fill_uniform_numbers<<<blocks_for(count), kThreads>>>(data, count, source);
+void fill_uniform(float* data, std::int64_t count, RandomSource source, float low, float high) {
+  fill_uniform_numbers<<<blocks_for(count), kThreads>>>(data, count, source, low, high);
   finish();
 }
 

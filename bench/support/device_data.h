@@ -18,8 +18,8 @@ struct RandomSource {
 /// `rows` rows of `dim` normal numbers, of unit length where asked.
 void fill_normal(void* data, delta_attention::DType dtype, std::int64_t rows, std::int64_t dim, bool unit_length, RandomSource source);
 
-/// Uniform in (0, 1).
-void fill_uniform(float* data, std::int64_t count, RandomSource source);
+/// Uniform in (low, high).
+void fill_uniform(float* data, std::int64_t count, RandomSource source, float low = 0.0f, float high = 1.0f);
 
 /// Logarithms of decays that forget within a few tokens, -exp(A) softplus(x + bias) as in inputs.h: [rows,per_head] with row r of head
 /// r % heads.

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 #include "support/parallel.h"
 
@@ -90,6 +91,7 @@ void fill_decays(const Case& c, float* data, std::int64_t elements, std::uint64_
 }  // namespace
 
 HostOperands::HostOperands(const Case& c, std::uint64_t seed) : case_(c) {
+  if (c.fused || c.initial_state || c.value_heads != c.heads) throw std::invalid_argument(c.name("") + " is for delta_operands.h");
   const Sizes sizes = operand_sizes(c);
   for (int i = 0; i < kOperands; ++i) memory_[i].resize(sizes[i]);
   const Addresses at = addresses();

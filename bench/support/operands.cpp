@@ -15,6 +15,7 @@ struct Latest {
   std::unique_ptr<Operands> operands;
   std::unique_ptr<CudaCall> call;
   double error = 0.0;
+  std::optional<double> state_error;
 };
 
 std::vector<double> run(CudaCall& call, Variant variant, std::int64_t calls) {
@@ -22,10 +23,13 @@ std::vector<double> run(CudaCall& call, Variant variant, std::int64_t calls) {
 }
 
 /// A wrong result is not worth timing.
-double require_right(double error, double allowed) {
-  if (error <= allowed) return error;
+void check(const Operands& operands, Latest* latest) {
+  latest->error = operands.relative_error();
+  latest->state_error = operands.state_relative_error();
+  const double allowed = operands.allowed_error(), state_error = latest->state_error.value_or(0.0);
+  if (latest->error <= allowed && state_error <= allowed) return;
   std::ostringstream text;
-  text << "wrong result: relative error " << error << ", allowed " << allowed;
+  text << "wrong result: relative error " << latest->error << ", of the state " << state_error << ", allowed " << allowed;
   throw std::runtime_error(text.str());
 }
 
@@ -45,7 +49,7 @@ Latest& prepare(const TimedCall& timed) {
   call->time_cold(1);  // loads the kernels, which must not happen while a graph is captured
   latest.operands->poison_outputs();
   run(*call, timed.variant, 1);
-  latest.error = require_right(latest.operands->relative_error(), latest.operands->allowed_error());
+  check(*latest.operands, &latest);
   latest.call = std::move(call);
   latest.call_name = call_name;
   return latest;
@@ -67,6 +71,7 @@ double time_call(benchmark::State& state, const TimedCall& timed) {
   state.counters["operands"] = latest.operands->bytes();
   state.counters["workspace"] = static_cast<double>(latest.call->workspace_bytes());
   state.counters["relative_error"] = latest.error;
+  if (latest.state_error) state.counters["state_relative_error"] = *latest.state_error;
   return std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(seconds.size());
 }
 

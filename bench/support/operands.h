@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "delta_attention/tensor.h"
@@ -21,6 +22,8 @@ class Operands {
   virtual void poison_outputs() = 0;
   /// ||x - reference|| / ||reference|| over the part of the output that is checked, in float64.
   virtual double relative_error() const = 0;
+  /// The same of the final state, where it is checked.
+  virtual std::optional<double> state_relative_error() const { return std::nullopt; }
   virtual double allowed_error() const = 0;
   /// Of all operands.
   virtual double bytes() const = 0;
@@ -41,8 +44,9 @@ struct TimedCall {
   Variant variant = Variant::graph;
 };
 
-/// Times the call, unless its result is wrong, with `operands`, `workspace` (bytes) and `relative_error` as counters. Returns the mean in
-/// seconds. Operands and call stay until other ones are asked for: benchmarks are registered case by case.
+/// Times the call, unless its result is wrong, with `operands`, `workspace` (bytes), `relative_error` and, where the final state is
+/// checked, `state_relative_error` as counters. Returns the mean in seconds. Operands and call stay until other ones are asked for:
+/// benchmarks are registered case by case.
 double time_call(benchmark::State& state, const TimedCall& timed);
 
 }  // namespace bench
