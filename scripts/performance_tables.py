@@ -10,6 +10,7 @@ import sys
 
 from measured import RESULTS, ROOT
 from optimisations import OPTIMISATIONS, before_after
+from production_tables import production
 from softmax_tables import softmax_forward, softmax_vs_delta
 from tables import NOTHING, machine_heading, medians, number, table, unique
 
@@ -303,6 +304,7 @@ def replace(document, name, content):
 def main():
     performance = ROOT / "docs" / "performance.md"
     replace(performance, "delta_forward", delta_forward())
+    replace(performance, "production", production(RESULTS))
     replace(performance, "staged", staged())
     replace(performance, "softmax_forward", softmax_forward(RESULTS))
     replace(performance, "softmax_vs_delta", softmax_vs_delta(RESULTS))

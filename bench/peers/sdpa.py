@@ -13,17 +13,15 @@ Exit code 77: skipped, with the reason.
 """
 
 import argparse
-import datetime
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from measured import RESULTS, prebuilt_commit, results_text, slug
+from measured import RESULTS, prebuilt_commit
+from peer import entries, failed, machine, usable_torch, write
 
-SKIPPED = 77
 MIN_SECONDS = 0.002       # of a repetition
 LONGEST_SECONDS = 0.2     # of one call
 BACKENDS = {"cudnn": ("CUDNN_ATTENTION", "bf16"), "flash": ("FLASH_ATTENTION", "bf16"),
@@ -143,22 +141,6 @@ def time_call(call, flush, repetitions):
     return [1e6 * statistics.fmean(call.seconds(calls, flush)) for _ in range(repetitions)]
 
 
-def entries(name, times, counters):
-    """As Google Benchmark writes them: every repetition, median and coefficient of variation."""
-    common = {"name": name, "run_name": name, "repetitions": len(times), "time_unit": "us"}
-    result = [{**common, "run_type": "iteration", "repetition_index": i, "real_time": time, **counters} for i, time in enumerate(times)]
-    median, mean = statistics.median(times), statistics.fmean(times)
-    variation = statistics.stdev(times) / mean if len(times) > 1 else 0.0
-    for aggregate, value in (("median", median), ("cv", variation)):
-        result.append({**common, "run_type": "aggregate", "aggregate_name": aggregate, "real_time": value, **counters})
-    return result
-
-
-def failed(name, message):
-    first_line = str(message).strip().split("\n")[0]
-    return [{"name": name, "run_name": name, "run_type": "iteration", "error_occurred": True, "error_message": first_line}]
-
-
 class Clock:
     """Times cases one by one, and remembers how long shorter ones took."""
 
@@ -206,40 +188,9 @@ class Clock:
         return entries(name, times, {"operands": call.operands, "workspace": call.workspace, "relative_error": call.error})
 
 
-def cpu_model():
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "unknown"
-
-
-def driver_version():
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        return subprocess.run(query, check=True, capture_output=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def context(torch, commit, seed):
-    return {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"), "executable": "sdpa", "commit": commit,
-            "seed": str(seed), "cpu": cpu_model(), "threads": str(os.cpu_count()), "gpu": torch.cuda.get_device_name(0),
-            "driver": driver_version(), "cuda": torch.version.cuda, "torch": torch.__version__,
-            "cudnn": str(torch.backends.cudnn.version()), "layout": "BHND",
+    return {**machine(torch, "sdpa", commit, seed), "cudnn": str(torch.backends.cudnn.version()), "layout": "BHND",
             "relative_error_over": "first, middle and last row of the first and the last head"}
-
-
-def usable_torch():
-    """PyTorch with a GPU, or the end of the program."""
-    try:
-        import torch
-    except ImportError:
-        print("sdpa: skipped: there is no PyTorch here")
-        sys.exit(SKIPPED)
-    if not torch.cuda.is_available():
-        print("sdpa: skipped: PyTorch sees no GPU")
-        sys.exit(SKIPPED)
-    return torch
 
 
 def main():
@@ -250,7 +201,7 @@ def main():
     parser.add_argument("--filter", default="", help="only the cases whose name has this in it")
     options = parser.parse_args()
 
-    torch = usable_torch()
+    torch = usable_torch("sdpa")
     commit = prebuilt_commit(options.allow_dirty)
     seed = int(os.environ.get("DELTA_ATTENTION_SEED") or torch.seed() % 2**32)
     torch.manual_seed(seed)
@@ -262,10 +213,7 @@ def main():
             benchmarks += clock.time(*case, variant=variant)
             last = benchmarks[-1]
             print(name, last.get("error_message") or f"{benchmarks[-2]['real_time']:.1f} us", flush=True)
-    facts = context(torch, commit, seed)
-    path = options.output / slug(facts["gpu"]) / "sdpa.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(results_text({"context": facts, "benchmarks": benchmarks}))
+    path = write("sdpa", context(torch, commit, seed), benchmarks, options.output)
     print(f"sdpa: wrote {path}")
 
 
