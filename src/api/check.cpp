@@ -104,7 +104,7 @@ void check_intermediate_states(const ForwardArgs& args, const Problem& p) {
     return;
   }
   if (interval < 1) throw InvalidArgument("state_interval", "1 or more, with intermediate_states", std::to_string(interval));
-  require_shape("intermediate_states", states, {p.batch * (p.tokens / interval), p.value_heads, p.key_dim, p.value_dim},
+  require_shape("intermediate_states", states, {p.intermediate_capacity(), p.value_heads, p.key_dim, p.value_dim},
                 "[B floor(T / state_interval),HV,K,V]");
   require_state_strides("intermediate_states", states);
 }
@@ -189,7 +189,6 @@ Problem check(const ForwardArgs& args) {
   check_gate(args, p);
   check_states(args, p);
   for (const NamedOperand& operand : all) check_memory(operand);
-  check_intermediate_states(args, p);  // B T is known to fit 64 bits once out's memory is checked
   check_overlap(all, may_be_updated_in_place);
   require_finite_scale(args.scale);
 
@@ -208,6 +207,7 @@ Problem check(const ForwardArgs& args) {
   p.final_normalizer = output(args.final_normalizer);
   p.intermediate_states = output(args.intermediate_states);
   p.state_interval = args.state_interval;
+  check_intermediate_states(args, p);  // of p as it stands; B T fits 64 bits, or the memory of out would not have passed
 
   p.update = args.recurrence.update;
   p.gate = args.log_decay.present() ? args.recurrence.gate : Gate::none;

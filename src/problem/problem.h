@@ -100,18 +100,10 @@ struct Problem {
     return intermediate_states.present ? sequence.length / state_interval : 0;
   }
 
-  /// How many intermediate states there is room for: as many as all sequences have, or more if they are packed.
+  /// How many intermediate states there is room for: as many as all sequences have, or more if they are packed. Wrong offsets in
+  /// device memory can ask for more; nothing may be written past this.
   DELTA_ATTENTION_HOST_DEVICE std::int64_t intermediate_capacity() const {
     return intermediate_states.present ? batch * (tokens / state_interval) : 0;
-  }
-
-  /// Where those of sequence n start. With cu_seqlens this reads memory of the problem's device, n + 1 entries; wrong offsets can
-  /// lead past intermediate_capacity(), where nothing may be written.
-  DELTA_ATTENTION_HOST_DEVICE std::int64_t first_intermediate_state(std::int64_t n) const {
-    if (!cu_seqlens.present) return n * intermediate_count({n, 0, tokens});
-    std::int64_t first = 0;
-    for (std::int64_t earlier = 0; earlier < n; ++earlier) first += intermediate_count(sequence(earlier));
-    return first;
   }
 
   /// Elements of all states together.

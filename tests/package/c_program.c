@@ -91,6 +91,26 @@ static void continues_from_a_state(void) {
   for (i = 0; i < 4; ++i) CHECK(fabsf(state[i] - expected_state[i]) <= 1e-5f);
 }
 
+/* The example's state after each of its two tokens. A caller built before the fields existed is not asked about them. */
+static void keeps_states_on_the_way(void) {
+  const int64_t shape[4] = {2, 1, 2, 2};
+  const float expected[8] = {0.5f, 1, 0, 0, 1.75f, 2.5f, 0, 0};
+  float states[8] = {0};
+  Example x;
+  int i;
+  make_example(&x);
+  x.args.intermediate_states = delta_attention_c_output(states, DELTA_ATTENTION_C_F32, 4, shape);
+  x.args.state_interval = 1;
+  CHECK(delta_attention_c_forward(&x.args, NULL) == DELTA_ATTENTION_C_OK);
+  for (i = 0; i < 8; ++i) CHECK(fabsf(states[i] - expected[i]) <= 1e-6f);
+  make_example(&x);
+  x.args.state_interval = 1;
+  CHECK(delta_attention_c_forward(&x.args, NULL) == DELTA_ATTENTION_C_INVALID_ARGUMENT);
+  CHECK(message_has("state_interval") && untouched(&x));
+  x.args.struct_size = offsetof(delta_attention_c_args, intermediate_states);
+  CHECK(delta_attention_c_forward(&x.args, NULL) == DELTA_ATTENTION_C_OK && x.out[3] == 5.0f);
+}
+
 static void obeys_execution(void) {
   delta_attention_c_execution execution;
   Example x;
@@ -217,6 +237,7 @@ int main(void) {
   CHECK(strcmp(delta_attention_c_status_name(DELTA_ATTENTION_C_NO_DEVICE), "NO_DEVICE") == 0);
   computes_delta_net();
   continues_from_a_state();
+  keeps_states_on_the_way();
   obeys_execution();
   explains_dispatch();
   refuses_bad_input();

@@ -14,6 +14,7 @@ namespace delta_attention {
 namespace {
 
 constexpr std::int64_t B = 1, T = 6, H = 2, HV = 4, K = 8, V = 4, N = 2;
+constexpr std::int64_t kInterval = 2, kStates = 3;
 
 /// A legal call with every optional operand, whose fields the tests then spoil one at a time.
 struct Legal {
@@ -24,6 +25,7 @@ struct Legal {
   std::vector<float> final_state = std::vector<float>(initial_state.size(), 7.0f);
   std::vector<float> initial_normalizer = std::vector<float>(N * HV * K);
   std::vector<float> final_normalizer = std::vector<float>(initial_normalizer.size(), 7.0f);
+  std::vector<float> intermediate_states = std::vector<float>(kStates * HV * K * V, 7.0f);
   std::vector<float> a_log = std::vector<float>(HV), dt_bias = std::vector<float>(HV * K);
   std::vector<std::int32_t> cu = {0, 2, 6};
   ForwardArgs args;
@@ -39,6 +41,8 @@ struct Legal {
     args.final_state = tensor(final_state.data(), {N, HV, K, V});
     args.initial_normalizer = tensor(initial_normalizer.data(), {N, HV, K});
     args.final_normalizer = tensor(final_normalizer.data(), {N, HV, K});
+    args.intermediate_states = tensor(intermediate_states.data(), {kStates, HV, K, V});
+    args.state_interval = kInterval;
     args.a_log = tensor(a_log.data(), {HV});
     args.dt_bias = tensor(dt_bias.data(), {HV, K});
     args.cu_seqlens = tensor(cu.data(), {N + 1});
@@ -47,7 +51,7 @@ struct Legal {
   }
 
   bool untouched() const {
-    for (const std::vector<float>* output : {&out, &final_state, &final_normalizer}) {
+    for (const std::vector<float>* output : {&out, &final_state, &final_normalizer, &intermediate_states}) {
       for (float x : *output) {
         if (x != 7.0f) return false;
       }
@@ -246,6 +250,54 @@ TEST(Check, Strides) {
   }
 }
 
+TEST(Check, IntermediateStates) {
+  for (const Bad& bad : std::vector<Bad>{
+           {"no interval", "state_interval", {"1 or more", "got 0"}, [](Legal& x) { x.args.state_interval = 0; }},
+           {"negative interval", "state_interval", {"1 or more", "-3"}, [](Legal& x) { x.args.state_interval = -3; }},
+           {"interval alone", "state_interval", {"expected 0", "got 2"}, [](Legal& x) { x.args.intermediate_states = {}; }},
+           {"negative interval alone",
+            "state_interval",
+            {"expected 0", "-1"},
+            [](Legal& x) {
+              x.args.intermediate_states = {};
+              x.args.state_interval = -1;
+            }},
+           {"too few", "intermediate_states", {"[3,4,8,4]", "[2,4,8,4]"}, [](Legal& x) { x.args.intermediate_states.shape[0] = 2; }},
+           {"too many", "intermediate_states", {"[1,4,8,4]", "[3,4,8,4]"}, [](Legal& x) { x.args.state_interval = 4; }},
+           {"none fits", "intermediate_states", {"[0,4,8,4]"}, [](Legal& x) { x.args.state_interval = INT64_MAX; }},
+           {"rank", "intermediate_states", {"[3,4,8,4]", "[3,4,8]"}, [](Legal& x) { x.args.intermediate_states.rank = 3; }},
+           {"strides",
+            "intermediate_states",
+            {"stride 1 on K or on V"},
+            [](Legal& x) {
+              x.intermediate_states.resize(2 * x.intermediate_states.size(), 7.0f);
+              x.args.intermediate_states =
+                  strided_tensor(x.intermediate_states.data(), DType::f32, {kStates, HV, K, V}, {256, 64, 8, 2});
+            }},
+           {"repeats memory",
+            "intermediate_states",
+            {"memory of its own"},
+            [](Legal& x) { x.args.intermediate_states.strides[0] = 0; }},
+           {"integer", "intermediate_states", {"f32", "i32"}, [](Legal& x) { x.args.intermediate_states.dtype = DType::i32; }},
+           {"elsewhere",
+            "intermediate_states",
+            {"cpu", "cuda:0"},
+            [](Legal& x) { x.args.intermediate_states.device = cuda(0); }},
+           {"null", "intermediate_states", {"null"}, [](Legal& x) { x.args.intermediate_states.data = nullptr; }},
+           {"on the initial state",
+            "intermediate_states",
+            {"apart from initial_state"},
+            [](Legal& x) {
+              x.args.state_interval = 3;
+              x.args.intermediate_states = tensor(x.initial_state.data(), {2, HV, K, V});
+            }},
+           {"on the final state", "final_state", {"apart from intermediate_states"}, [](Legal& x) {
+              x.args.intermediate_states.data = x.args.final_state.data;
+            }}}) {
+    expect_rejected(bad);
+  }
+}
+
 TEST(Check, DtypesDevicesAndPointers) {
   for (const Bad& bad : std::vector<Bad>{
            {"q integer", "q", {"f32", "i32"}, [](Legal& x) { x.args.q.dtype = DType::i32; }},
@@ -340,6 +392,18 @@ TEST(Check, CallsThatMustBeTaken) {
     EXPECT_NO_THROW(delta_attention_forward(x.args));
   }
   {
+    Legal x;  // intervals that no sequence reaches: no states, no memory
+    x.args.state_interval = T + 1;
+    x.args.intermediate_states = tensor(static_cast<float*>(nullptr), {0, HV, K, V});
+    EXPECT_NO_THROW(delta_attention_forward(x.args));
+  }
+  {
+    Legal x;  // intermediate states in the other memory order, in another dtype
+    x.args.intermediate_states =
+        tensor(x.intermediate_states.data(), DType::f16, {kStates, HV, V, K}).permuted({0, 1, 3, 2});
+    EXPECT_NO_THROW(delta_attention_forward(x.args));
+  }
+  {
     Legal x;  // i64 offsets
     const std::int64_t cu[] = {0, 2, 6};
     x.args.cu_seqlens = tensor(cu, {N + 1});
@@ -356,7 +420,7 @@ TEST(Check, B10_CudaTensorsWithoutADevice) {
                             &a.cu_seqlens, &a.a_log, &a.dt_bias}) {
     view->device = cuda(0);
   }
-  for (Tensor* view : {&a.out, &a.final_state, &a.final_normalizer}) view->device = cuda(0);
+  for (Tensor* view : {&a.out, &a.final_state, &a.final_normalizer, &a.intermediate_states}) view->device = cuda(0);
   EXPECT_THROW(delta_attention_forward(a), NoDevice);
   EXPECT_TRUE(x.untouched());
   EXPECT_NO_THROW(delta_attention_forward(Legal().args));

@@ -87,6 +87,24 @@ TEST(ProblemShapes, WrongOffsetsStayInsideTheTensor) {
   }
 }
 
+TEST(ProblemShapes, SequencesCountTheirOwnIntermediateStates) {
+  const std::int32_t offsets[] = {0, 0, 4, 10};
+  Problem p = packed(offsets, DType::i32);
+  EXPECT_EQ(p.intermediate_count(p.sequence(2)), 0);
+  EXPECT_EQ(p.intermediate_capacity(), 0);
+  p.intermediate_states.present = true;
+  p.state_interval = 3;
+  const std::int64_t counts[] = {0, 1, 2};
+  for (int n = 0; n < 3; ++n) EXPECT_EQ(p.intermediate_count(p.sequence(n)), counts[n]);
+  EXPECT_EQ(p.intermediate_capacity(), 3);
+  p.state_interval = 4;  // 1 + 1 states of the 2 that 10 tokens have room for
+  EXPECT_EQ(p.intermediate_capacity(), 2);
+  p.cu_seqlens = {};
+  p.batch = p.sequences = std::int64_t{1} << 33;
+  EXPECT_EQ(p.intermediate_count(p.sequence(7)), 2);
+  EXPECT_EQ(p.intermediate_capacity(), std::int64_t{1} << 34);
+}
+
 TEST(Element, LoadsAndStoresRoundOnce) {
   const float values[] = {0.0f, -0.0f, 1.0f, -2.5f, 0.1f, 65504.0f, 1e-7f, 1.00048828125f /* a tie in f16 */};
   for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {

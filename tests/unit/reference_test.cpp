@@ -178,5 +178,33 @@ TEST(Guards, ATransposedPlacementIsTransposedMemory) {
   EXPECT_EQ(stored.get().values, array.values);
 }
 
+TEST(Reference, IntermediateStatesAreTheFinalStatesOfWhatCameBefore) {
+  Random random = random_for("Reference.IntermediateStates");
+  for (bool packed : {false, true}) {
+    Case c;
+    c.recurrence = kda();
+    c.batch = packed ? 1 : 3;
+    c.tokens = 14;
+    if (packed) c.cu_seqlens = {0, 2, 9, 9, 14};
+    c.value_heads = 2;
+    c.key_dim = 3;
+    c.value_dim = 5;
+    c.with_initial_state = true;
+    c.state_interval = 3;
+    const Inputs inputs = make_inputs(c, random);
+    const std::vector<double> states = oracle(inputs).intermediate_states;
+    std::vector<double> expected;
+    for (Index n = 0; n < c.sequences(); ++n) {
+      for (Index tokens = 3; tokens <= c.length(n); tokens += 3) {
+        const std::vector<double> state = oracle(first_tokens(inputs, n, tokens)).final_state;
+        expected.insert(expected.end(), state.begin(), state.end());
+      }
+    }
+    ASSERT_EQ(states.size(), (packed ? 4u : 12u) * 2 * 3 * 5);
+    expected.resize(states.size(), 0.0);  // packed: room for 4, and 0 + 2 + 0 + 1 written
+    EXPECT_EQ(states, expected);
+  }
+}
+
 }  // namespace
 }  // namespace delta_attention::test
