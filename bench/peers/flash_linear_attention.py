@@ -9,7 +9,7 @@ fla/<recurrence>/<function>/bf16/<shape> cold|graph.
 Inputs, by the formulas of our program: q, k, v and the logits of beta and of the gate ~ N(0,1) in bf16; A and bias in f32, both ~ U(0,1)
 under gate:strong, A = 0 and bias ~ U(-6,-4) under gate:weak; rows of the initial state of unit length, f32. The gate is
 -5 sigmoid(exp(A) (x + bias)) for KDA and -exp(A) softplus(x + bias) for Gated DeltaNet. GLA: q and k of unit length, log decays
--exp(A) softplus(x + bias) in f32, A and bias ~ U(0,1). chunk_delta_rule has no sigmoid: PyTorch's is part of what is timed.
+-exp(A) softplus(x + bias) in f32, A and bias ~ U(0,1). chunk_delta_rule has no sigmoid: PyTorch's, in bf16, is part of what is timed.
 
 cold: device time of the call, each after a write of twice the L2 cache. The GPU sleeps first, long enough for Python to queue all launches;
 where that was too short, all is measured again with a longer sleep. graph: device time of replays of a CUDA graph that holds the call.

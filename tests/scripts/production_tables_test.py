@@ -48,7 +48,8 @@ class Section(unittest.TestCase):
         self.assertNotIn("fla", text)
 
     def test_beside_the_peer(self):
-        text = section(ours(PLAIN, "cold", 40.0), ours(PLAIN, "graph", 30.0), fla=[theirs(PLAIN, "cold", 100.0), theirs(PLAIN, "graph", 75.0)])
+        text = section(ours(PLAIN, "cold", 40.0), ours(PLAIN, "graph", 30.0),
+                       fla=[theirs(PLAIN, "cold", 100.0), theirs(PLAIN, "graph", 75.0)])
         self.assertIn("| T=2048 H=8 | `fast` | 40 | 30 | 100 | 75 | 2.50 | 2.50 | 5 | 2.0e-03 |  | 2.0e-03 |", text)
         self.assertIn("flash-linear-attention 0.1, PyTorch 2, Triton 3", text)
 
