@@ -14,12 +14,13 @@ under gate:strong, A = 0 and bias ~ U(-6,-4) under gate:weak; rows of the initia
 cold: device time of the call, each after a write of twice the L2 cache. The GPU sleeps first, long enough for Python to queue all launches;
 where that was too short, all is measured again with a longer sleep. graph: device time of replays of a CUDA graph that holds the call.
 A result whose error against float64 passes 1e-2 is an error entry, not a time. Triton tunes anew for most shapes, which takes most of the
-time; --only picks shapes.
+time; --only picks shapes, and --add goes on where an earlier run ended.
 
 Exit code 77: skipped, with the reason.
 """
 
 import argparse
+import json
 import os
 import re
 import statistics
@@ -351,6 +352,15 @@ def read_shapes(options, gpu):
     skip("fla", f"no shapes: there is no {' and no '.join(map(str, candidates))}")
 
 
+def earlier(file, context):
+    """The entries of an earlier run and its seed. They stand in one file only if the same was measured."""
+    results = json.loads(file.read_text())
+    for field in ("commit", "gpu", "driver", "torch", "triton", "fla"):
+        if results["context"][field] != context[field]:
+            sys.exit(f"fla: {file} has {field} {results['context'][field]}, this run {context[field]}; without --add it is replaced")
+    return results["benchmarks"], int(results["context"]["seed"])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the result folders go (default: bench/results)")
@@ -358,6 +368,7 @@ def main():
     parser.add_argument("--allow-dirty", action="store_true", help="measure a checkout with uncommitted changes; it is marked -dirty")
     parser.add_argument("--shapes", type=Path, help="a file that names our benchmarks")
     parser.add_argument("--only", default="", help="only the shapes whose name, fla/<recurrence>/..., this regular expression finds")
+    parser.add_argument("--add", action="store_true", help="keep what is in the file, and measure the shapes that it lacks")
     options = parser.parse_args()
 
     torch = usable_torch("fla")
@@ -365,15 +376,20 @@ def main():
     chosen = read_shapes(options, torch.cuda.get_device_name(0))
     commit = prebuilt_commit(options.allow_dirty)
     seed = int(os.environ.get("DELTA_ATTENTION_SEED") or torch.seed() % 2**32)
-    torch.manual_seed(seed)
     import triton
     context = {**machine(torch, "fla", commit, seed), "fla": version, "triton": triton.__version__,
                "relative_error_over": f"as in production.json: whole sequences up to {WHOLE} tokens, {PART} of longer ones"}
-    clock, benchmarks = Clock(torch, options.repetitions), []
+    file, benchmarks = options.output / slug(context["gpu"]) / "fla.json", []
+    if options.add and file.exists():
+        benchmarks, seed = earlier(file, context)
+        context["seed"] = str(seed)
+    torch.manual_seed(seed)
+    clock, there = Clock(torch, options.repetitions), {entry["name"] for entry in benchmarks}
     for shape in chosen:
-        benchmarks += measure(torch, fla_ops, shape, clock)
-        path = write("fla", context, benchmarks, options.output)  # each time: a run that is cut short keeps what it has
-    print(f"fla: wrote {path}" if benchmarks else "fla: no shape is called like that")
+        if shape.name("cold") not in there:
+            benchmarks += measure(torch, fla_ops, shape, clock)
+            write("fla", context, benchmarks, options.output)  # each time: a run that is cut short keeps what it has
+    print(f"fla: {file} has {len(benchmarks)} entries")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """bench/peers/flash_linear_attention.py as far as it goes without a GPU: its shapes, what it checks, its reference and its entries."""
 
+import json
 import sys
+import tempfile
 import unittest
 from pathlib import Path
 
@@ -71,6 +73,23 @@ class Entries(unittest.TestCase):
                    {"real_time": 0.0})
         self.assertEqual(theirs.problem, ours.problem)
         self.assertEqual((theirs.kernel, theirs.variant, theirs.microseconds), ("chunk_kda", "cold", 2.0))
+
+
+class Adding(unittest.TestCase):
+    CONTEXT = {"commit": "c", "gpu": "A GPU", "driver": "1", "torch": "2", "triton": "3", "fla": "0.1"}
+
+    def earlier(self, **changes):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "fla.json"
+            file.write_text(json.dumps({"context": {**self.CONTEXT, "seed": "7"}, "benchmarks": [{"name": "a"}]}))
+            return peer.earlier(file, {**self.CONTEXT, **changes})
+
+    def test_to_results_of_the_same_kind(self):
+        self.assertEqual(self.earlier(), ([{"name": "a"}], 7))
+
+    def test_not_to_results_of_another_commit(self):
+        with self.assertRaisesRegex(SystemExit, "has commit c, this run d"):
+            self.earlier(commit="d")
 
 
 class Timing(unittest.TestCase):
