@@ -40,7 +40,7 @@ struct Case {
   std::int64_t sequences() const;
   std::vector<std::int64_t> offsets() const;  // cu_seqlens of a packed case
 
-  std::int64_t gates_per_head() const;                // 0 without gates
+  std::int64_t gates_per_head() const;                              // 0 without gates
   DType logit_dtype() const { return fused ? dtype : DType::f32; }  // of gates and beta
 
   /// "delta_forward/kda/<kernel>/f32/B:1 T:2048 H:8 HV:8 K:128 V:128 N:1 gate:strong"

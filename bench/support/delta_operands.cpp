@@ -37,8 +37,8 @@ class DeltaOperands : public Operands {
   DeltaOperands(const Case& c, std::uint64_t seed) : case_(c), sizes_(operand_sizes(c)) {
     for (int i = 0; i < kOperands; ++i) memory_.push_back(std::make_unique<DeviceMemory>(sizes_[i]));
     fill(seed);
-    pairs_ = {at_begin(0, 0), c.gates_per_head() > 0 ? at_end(c.sequences() - 1, c.value_heads - 1)
-                                                     : at_begin(c.sequences() - 1, c.value_heads - 1)};
+    const std::int64_t sequence = c.sequences() - 1, head = c.value_heads - 1;
+    pairs_ = {at_begin(0, 0), c.gates_per_head() > 0 ? at_end(sequence, head) : at_begin(sequence, head)};
     parallel_for(static_cast<std::int64_t>(pairs_.size()), [this](std::int64_t i) { expect(&pairs_[i]); });
   }
 
@@ -79,7 +79,7 @@ class DeltaOperands : public Operands {
   /// A value head of a sequence, and what it should give. Tokens are counted over all batch rows.
   struct Pair {
     std::int64_t sequence, head;
-    std::int64_t begin, end;  // of the sequence
+    std::int64_t begin, end;            // of the sequence
     std::int64_t first, last, checked;  // the reference goes over [first, last); compared are [checked, last)
     std::vector<double> out, state;     // [last - first, dim], [dim, dim]
   };
