@@ -13,6 +13,7 @@ extern const Kernel chunk_pipeline_kernel;
 extern const Kernel chunk_pipeline_compensated_kernel;
 extern const Kernel on_chip_kernel;
 extern const Kernel on_chip_compensated_kernel;
+extern const Kernel chunkwise_kernel;
 #endif
 
 const std::vector<const Kernel*>& kernels() {
@@ -27,6 +28,7 @@ const std::vector<const Kernel*>& kernels() {
     &chunk_pipeline_compensated_kernel,
     &on_chip_kernel,
     &on_chip_compensated_kernel,
+    &chunkwise_kernel,
 #endif
   };
   return list;

@@ -80,8 +80,6 @@ struct DecayReader {
   DELTA_ATTENTION_HOST_DEVICE float log_decay(float x, std::int64_t channel) const {
     return log_decay_of(x, problem.gate_space, exp_a_log, bias(channel), problem.gate_lower_bound);
   }
-
- private:
   DELTA_ATTENTION_HOST_DEVICE float bias(std::int64_t channel) const {
     return problem.dt_bias.present ? problem.dt_bias.load(problem.dt_bias.offset(value_head, channel)) : 0.0f;
   }

@@ -10,8 +10,10 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #define __device__
@@ -82,6 +84,8 @@ struct GpuThread {
   const char* shared_memory = nullptr;  // where addresses of shared memory start, for code that computes with them
 };
 extern thread_local GpuThread this_gpu_thread;
+/// Threads that wait at barriers where this one only arrived.
+extern thread_local std::vector<std::thread> arrivals_of_this_thread;
 
 /// Runs `body` on every thread of one block of `threads` threads.
 void run_block(int threads, const std::function<void()>& body, BlockIndex index = {});
@@ -117,6 +121,7 @@ inline constexpr BlockExtent blockDim = {256};
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 inline void __syncthreads() { delta_attention::test::this_gpu_thread.block->all.arrive_and_wait(); }
@@ -147,6 +152,27 @@ inline bool __any_sync(unsigned, bool condition) {
   return any;
 }
 
+inline unsigned __reduce_or_sync(unsigned, unsigned value) {
+  auto& registers = this_warp().registers;
+  registers[static_cast<std::size_t>(threadIdx.x % 32)][0] = value;
+  __syncwarp();
+  unsigned all = 0;
+  for (const auto& lane : registers) all |= lane[0];
+  __syncwarp();
+  return all;
+}
+
+inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 
@@ -158,6 +184,7 @@ template <class T>
 void __stcg(T* at, T value) {
   *at = value;
 }
+inline unsigned atomicOr(unsigned* to, unsigned bits) { return __atomic_fetch_or(to, bits, __ATOMIC_RELAXED); }
 inline int atomicAdd(int* to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_RELAXED); }
 inline float atomicAdd(float* to, float x) {
   float old, sum;

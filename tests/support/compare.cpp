@@ -55,8 +55,12 @@ double f32_bar(const Case& c) {
   return c.recurrence.normalize ? 2 * bar : bar;
 }
 
-double bar_for(const Case& c, DType storage, const std::vector<double>& truth) {
+/// With `rounded_operands` (products of bf16 numbers), nine roundings to bf16 stand between inputs and result, each as large as that of a
+/// bf16 result alone: of q, of k in the products with S and with V, of the state in both of its products, of V - S^T k, of its solution U,
+/// of the solving matrix and of the scores. They are independent: a factor of 3.
+double bar_for(const Case& c, DType storage, const std::vector<double>& truth, bool rounded_operands) {
   const double arithmetic = f32_bar(c);
+  if (rounded_operands) return std::min(1e-2, 1.2 * 3 * rounding_error(truth, DType::bf16) + arithmetic);
   if (storage == DType::f32) return arithmetic;
   return std::min(1e-2, 1.2 * rounding_error(truth, storage) + arithmetic);
 }
@@ -146,7 +150,7 @@ double read_size(const Inputs& inputs, Index head) {
 /// that errors may be relative to where the result itself is smaller.
 void expect_heads_match(const Inputs& inputs, const Array& got, const std::vector<double>& truth, Index inner,
                         const std::function<double(Index)>& least_size, const std::function<double(Index)>& removed,
-                        const std::string& what) {
+                        const std::string& what, bool rounded_operands) {
   const Case& c = inputs.problem;
   const Index outer = got.size() / std::max<Index>(1, c.value_heads * inner);
   for (Index head = 0; head < c.value_heads; ++head) {
@@ -160,7 +164,7 @@ void expect_heads_match(const Inputs& inputs, const Array& got, const std::vecto
         slice.push_back(truth[at]);
       }
     }
-    const double bar = bar_for(c, got.dtype, slice);
+    const double bar = bar_for(c, got.dtype, slice, rounded_operands);
     double allowed = bar * std::max(norm(size), least_size(head));
     if (norm(difference) > allowed) allowed = bar * std::max(allowed / bar, removed(head));
     // Written so that NaN fails.
@@ -171,7 +175,7 @@ void expect_heads_match(const Inputs& inputs, const Array& got, const std::vecto
 }
 
 /// Every intermediate state is the final state of the tokens up to it, and is held to the same bar.
-void expect_intermediate_states_match(const Inputs& inputs, const Outputs& got, const Truth& truth) {
+void expect_intermediate_states_match(const Inputs& inputs, const Outputs& got, const Truth& truth, bool rounded_operands) {
   const Case& c = inputs.problem;
   const Index cells = c.value_heads * c.key_dim * c.value_dim;
   const auto state_of = [&](const auto& states, Index at) {
@@ -186,7 +190,7 @@ void expect_intermediate_states_match(const Inputs& inputs, const Outputs& got, 
       expect_heads_match(
           until, state, state_of(truth.intermediate_states, at), c.key_dim * c.value_dim, [](Index) { return 0.0; },
           [&](Index head) { return removed_size(until, head); },
-          "state " + std::to_string(i) + " on the way of sequence " + std::to_string(n));
+          "state " + std::to_string(i) + " on the way of sequence " + std::to_string(n), rounded_operands);
     }
   }
 }
@@ -240,20 +244,21 @@ double relative_error(const std::vector<float>& got, const std::vector<double>& 
   return norm(difference / size);
 }
 
-void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth) {
+void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth, bool bf16_products) {
   const Case& c = inputs.problem;
+  const bool rounded = bf16_products && c.dtype == DType::bf16;
   const auto none = [](Index) { return 0.0; };
   const auto removed = [&](Index head) { return removed_size(inputs, head); };
   expect_heads_match(
       inputs, got.out, truth.out, c.value_dim, [&](Index head) { return natural_size(inputs, head); },
-      [&](Index head) { return c.recurrence.normalize ? 0.0 : removed(head) * read_size(inputs, head); }, "out");
+      [&](Index head) { return c.recurrence.normalize ? 0.0 : removed(head) * read_size(inputs, head); }, "out", rounded);
   if (got.final_state.present()) {
-    expect_heads_match(inputs, got.final_state, truth.final_state, c.key_dim * c.value_dim, none, removed, "final_state");
+    expect_heads_match(inputs, got.final_state, truth.final_state, c.key_dim * c.value_dim, none, removed, "final_state", rounded);
   }
   if (got.final_normalizer.present()) {
-    expect_heads_match(inputs, got.final_normalizer, truth.final_normalizer, c.key_dim, none, none, "final_normalizer");
+    expect_heads_match(inputs, got.final_normalizer, truth.final_normalizer, c.key_dim, none, none, "final_normalizer", rounded);
   }
-  expect_intermediate_states_match(inputs, got, truth);
+  expect_intermediate_states_match(inputs, got, truth, rounded);
 }
 
 void expect_near(const std::vector<float>& got, const std::vector<float>& expected, double absolute, double relative,

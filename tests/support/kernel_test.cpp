@@ -6,7 +6,9 @@ namespace delta_attention::test {
 
 std::vector<KernelInfo> all_kernels() {
   std::vector<KernelInfo> list;
-  for (const Kernel* kernel : kernels()) list.push_back({kernel->name, Device{kernel->device, 0}, kernel->repeatable});
+  for (const Kernel* kernel : kernels()) {
+    list.push_back({kernel->name, Device{kernel->device, 0}, kernel->repeatable, kernel->bf16_products});
+  }
   return list;
 }
 
@@ -74,6 +76,10 @@ void KernelTest::expect_matches_oracle(const Inputs& inputs) {
 void KernelTest::expect_matches_oracle(const Inputs& inputs, const CallOptions& options) {
   const std::optional<Outputs> got = run(inputs, options);
   if (got) expect_matches(inputs, *got, oracle(inputs));
+}
+
+void KernelTest::expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth) const {
+  test::expect_matches(inputs, got, truth, GetParam().bf16_products);
 }
 
 }  // namespace delta_attention::test

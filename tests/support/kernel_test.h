@@ -17,6 +17,7 @@ struct KernelInfo {
   std::string name;
   Device device;
   bool repeatable = true;
+  bool bf16_products = false;  // Kernel says what it means
 };
 std::vector<KernelInfo> all_kernels();
 std::vector<KernelInfo> cuda_kernels();
@@ -43,6 +44,8 @@ class KernelTest : public ::testing::TestWithParam<KernelInfo> {
   /// Runs and compares with the oracle.
   void expect_matches_oracle(const Inputs& inputs);
   void expect_matches_oracle(const Inputs& inputs, const CallOptions& options);
+  /// Compares under the tolerances of this kernel.
+  void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth) const;
 
   int ran() const { return ran_; }
   int refused() const { return refused_; }

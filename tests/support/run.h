@@ -106,7 +106,8 @@ Truth oracle(const Inputs& inputs);
 double relative_error(const std::vector<float>& got, const std::vector<double>& truth);
 
 /// Compares outputs and states with the oracle under the tolerances that run.cpp derives; adds test failures.
-void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth);
+/// `bf16_products`: as the kernel says of itself.
+void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth, bool bf16_products = false);
 
 /// Adds a failure for the first element that differs by more than abs_tolerance + rel_tolerance * |expected|.
 void expect_near(const std::vector<float>& got, const std::vector<float>& expected, double absolute, double relative,

@@ -6,6 +6,9 @@
 //     A  16 x 16   4 registers: rows g and g + 8, columns 2t, 2t + 1 and the same 8 columns on
 //     B  16 x  8   2 registers: column g, rows 2t, 2t + 1 and the same 8 rows on
 //     C  16 x  8   4 floats:    row g columns 2t, 2t + 1; row g + 8 the same
+// With tf32 operands a product is half as deep:
+//     A  16 x  8   4 registers: row g column t, row g + 8 column t, row g column t + 4, row g + 8 column t + 4
+//     B   8 x  8   2 registers: column g, row t and row t + 4
 
 #include <cstdint>
 
@@ -23,6 +26,12 @@ __device__ __forceinline__ int swizzled(int row, int chunk) {
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+/// Starts copying 16 bytes from global to shared memory, past L1; only the first `bytes` of them are read, the rest becomes 0. Waited for
+/// like __pipeline_memcpy_async, which makes a case distinction of a length that is not known at compile time.
+__device__ __forceinline__ void start_copy(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
 
 /// Four 8 x 8 matrices of 16-bit elements; lane l names a row (16 bytes) of matrix l / 8.
@@ -82,6 +91,24 @@ template <>
 __device__ __forceinline__ unsigned pack<Half>(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const unsigned*>(&pair);
+}
+
+/// The numbers of a packed pair of bf16.
+__device__ __forceinline__ float unpack_low(unsigned pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float unpack_high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+/// x rounded to tf32 (11 bits), which the tensor cores otherwise truncate to.
+__device__ __forceinline__ unsigned to_tf32(float x) {
+  unsigned y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
+}
+
+/// c += a b, tf32.
+__device__ __forceinline__ void multiply_add_tf32(const unsigned (&a)[4], const unsigned (&b)[2], float (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 }  // namespace delta_attention

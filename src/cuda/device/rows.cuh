@@ -27,6 +27,12 @@ bool reads_in_pieces(const Operand& operand, std::int64_t size, int width) {
   return aligned;
 }
 
+/// Whether rows start at pieces of `width` elements, 16 bytes at most, and so does every piece from there on; the last one may be cut.
+template <class Operand>
+bool starts_pieces(const Operand& operand, int width) {
+  return reads_in_pieces(operand, width, width);
+}
+
 /// Rows of one operand: row r starts at element start + r * stride.
 struct RowsView {
   const void* data;

@@ -12,6 +12,11 @@ __device__ __forceinline__ void sync_part(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// Counts this warp as arrived at such a barrier, without waiting for the others.
+__device__ __forceinline__ void arrive_at_part(int id, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /// Each of kCount numbers summed over all lanes, in every lane. Several at once hide each other's latency.
 template <int kCount>
 __device__ __forceinline__ void warp_sums(float (&x)[kCount]) {

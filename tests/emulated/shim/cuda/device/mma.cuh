@@ -3,6 +3,8 @@
 // Stands in for the kernels' header of this name: what ldmatrix and mma.sync do with the registers of a warp, by PTX's layout of fragments.
 // (The header's story tells it.)
 
+#include <cuda_pipeline_primitives.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -19,6 +21,10 @@ int swizzled(int row, int chunk) {
 /// Shared memory is addressed from its start, as on a GPU.
 inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const char*>(pointer) - test::this_gpu_thread.shared_memory);
+}
+
+inline void start_copy(void* to, const void* from, int bytes) {
+  __pipeline_memcpy_async(to, from, 16, static_cast<std::size_t>(16 - bytes));
 }
 
 namespace detail {
@@ -100,6 +106,29 @@ void multiply(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]) {
 template <class Element>
 unsigned pack(float low, float high) {
   return detail::pair(detail::bits_of<Element>(low), detail::bits_of<Element>(high));
+}
+
+inline float unpack_low(unsigned pair) { return __uint_as_float(pair << 16); }
+inline float unpack_high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+/// To 11 bits, halves away from zero.
+inline unsigned to_tf32(float x) {
+  return std::isfinite(x) ? (__float_as_uint(x) + 0x1000u) & 0xffffe000u : __float_as_uint(x);
+}
+
+inline void multiply_add_tf32(const unsigned (&a)[4], const unsigned (&b)[2], float (&c)[4]) {
+  test::BlockThreads::Warp& warp = this_warp();
+  const int lane = detail::lane();
+  warp.registers[static_cast<std::size_t>(lane)] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  __syncwarp();
+  const auto number_of = [&](int owner, int i) {
+    return __uint_as_float(warp.registers[static_cast<std::size_t>(owner)][static_cast<std::size_t>(i)] & 0xffffe000u);
+  };
+  for (int e = 0; e < 4; ++e) {
+    const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+    for (int k = 0; k < 8; ++k) c[e] += number_of(row % 8 * 4 + k % 4, row / 8 + k / 4 * 2) * number_of(column * 4 + k % 4, 4 + k / 4);
+  }
+  __syncwarp();
 }
 
 }  // namespace delta_attention

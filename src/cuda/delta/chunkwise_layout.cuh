@@ -1,0 +1,136 @@
+#pragma once
+
+// What the two launches of v5_chunkwise share: how sequences are cut into chunks, and how the factors of a chunk lie in memory.
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/device/mma.cuh"
+#include "problem/problem.h"
+
+namespace delta_attention::chunkwise {
+
+constexpr int kChunk = 32;  // tokens
+
+/// What q, k, v and out are made of says how many bf16 terms hold a number: as many as its own bits ask for, and with the range of f32.
+template <class Element>
+struct TermsOf;
+template <>
+struct TermsOf<BFloat16> : std::integral_constant<int, 1> {};
+template <>
+struct TermsOf<Half> : std::integral_constant<int, 2> {};
+template <>
+struct TermsOf<float> : std::integral_constant<int, 3> {};
+
+/// Tokens [begin, begin + rows) of a batch row.
+struct Tokens {
+  std::int64_t begin;
+  int rows;
+  bool ends_span;  // the state after them is an intermediate state
+};
+
+/// Sequences are cut into spans (from one intermediate state to the next; without them, one span), and spans into chunks, so that every
+/// intermediate state is the state after some chunk.
+struct Chunking {
+  std::int64_t span;     // tokens
+  std::int64_t in_span;  // chunks
+
+  DELTA_ATTENTION_HOST_DEVICE static Chunking of(const Problem& p) {
+    constexpr std::int64_t kEndless = std::int64_t{1} << 40;
+    const std::int64_t span = p.state_interval > 0 ? p.state_interval : kEndless;
+    return {span, ceil_div(span, kChunk)};
+  }
+  DELTA_ATTENTION_HOST_DEVICE std::int64_t chunks(std::int64_t tokens) const {
+    return tokens / span * in_span + ceil_div(tokens % span, kChunk);
+  }
+};
+
+/// Goes through a sequence chunk by chunk.
+class ChunkCursor {
+ public:
+  /// Before chunk `chunk`.
+  __device__ ChunkCursor(const Chunking& chunking, const Sequence& sequence, std::int64_t chunk) : span_(chunking.span) {
+    const std::int64_t in_span = chunk % chunking.in_span * kChunk, before = chunk / chunking.in_span * span_ + in_span;
+    begin_ = sequence.begin + before;
+    left_ = sequence.length - before;
+    left_of_span_ = span_ - in_span;
+  }
+  /// The next chunk; no tokens past the end.
+  __device__ __forceinline__ Tokens next() {
+    std::int64_t rows = left_of_span_ < kChunk ? left_of_span_ : kChunk;
+    if (left_ < rows) rows = left_ > 0 ? left_ : 0;
+    const Tokens tokens = {begin_, static_cast<int>(rows), rows == left_of_span_};
+    begin_ += rows;
+    left_ -= rows;
+    left_of_span_ = tokens.ends_span ? span_ : left_of_span_ - rows;
+    return tokens;
+  }
+
+ private:
+  std::int64_t span_, begin_, left_, left_of_span_;
+};
+
+/// The factors of one chunk of one value head, as they lie in global and in shared memory. Matrices are sums of `terms` planes of bf16,
+/// each term what the ones before leave. Rows are swizzled in 16-byte pieces (cuda/device/mma.cuh).
+///
+/// With b_i the decay from before the chunk up to token i, one factor a channel, and d the decay from token i to the end of the chunk:
+struct Image {
+  int terms;
+  int keys;  // channels, padded
+
+  constexpr int wide() const { return kChunk * keys * 2; }
+  constexpr int square() const { return kChunk * kChunk * 2; }
+
+  // The delta update alone reads the first two, so that the additive one can leave them out.
+  constexpr int predict() const { return 0; }                               // [token i][channel]  -b_i k_i
+  constexpr int solve() const { return predict() + terms * wide(); }        // [token i][token j]  T = (I + L)^-1 diag(beta)
+  constexpr int read() const { return solve() + terms * square(); }         // [token i][channel]  b_i q_i scale
+  constexpr int accumulate() const { return read() + terms * wide(); }      // [token i][channel]  d_i k_i
+  constexpr int attend() const { return accumulate() + terms * wide(); }    // [token i][token j]  A: <q_i, k_j> with decays and scale, j <= i
+  constexpr int decays() const { return attend() + terms * square(); }      // [channel]  f32, over the chunk
+  constexpr int betas() const { return decays() + keys * 4; }               // [token]  f32
+  constexpr int bytes() const { return betas() + kChunk * 4; }
+};
+
+/// Where the element (row, column) of a plane with rows of `keys` channels lies, in bytes.
+__device__ __forceinline__ int wide_offset(int row, int column, int keys) {
+  return row * keys * 2 + ((column / 8) ^ (row & 7)) * 16 + column % 8 * 2;
+}
+
+/// The 16-byte piece (row, piece) of a plane with rows of 32 tokens: of eight rows that ldmatrix reads together, two share each piece's
+/// number, and those lie 64 bytes apart.
+__device__ __forceinline__ int square_piece(int row, int piece) { return row * 4 + (piece ^ ((row >> 1) & 3)); }
+__device__ __forceinline__ int square_offset(int row, int column) { return square_piece(row, column / 8) * 16 + column % 8 * 2; }
+
+/// x as a sum of kTerms bf16 numbers, two x at a time, packed: what each term leaves is the next one's.
+template <int kTerms>
+__device__ __forceinline__ void split(float low, float high, unsigned (&terms)[kTerms]) {
+#pragma unroll
+  for (int t = 0; t < kTerms; ++t) {
+    terms[t] = pack<BFloat16>(low, high);
+    low -= unpack_low(terms[t]);
+    high -= unpack_high(terms[t]);
+  }
+}
+
+struct Params {
+  Problem problem;
+  unsigned char* factors = nullptr;            // [chunk][value head] images
+  std::int64_t chunks = 0;                     // of a sequence that is a batch row
+  const std::int64_t* first_chunks = nullptr;  // [N + 1] of packed sequences
+  const std::int64_t* first_states = nullptr;  // [N + 1] the same of their intermediate states
+  // Rows of q, k and gates can be read two channels at a time, those of v and out in pieces of 16 bytes.
+  bool pairs_in_q = false, pairs_in_k = false, pairs_in_gate = false, pieces_in_v = false, pieces_in_out = false;
+};
+
+/// Number of chunks of sequence n, and where its images start.
+struct Chunks {
+  std::int64_t first, count;
+};
+__device__ __forceinline__ Chunks chunks_of(const Params& params, std::int64_t n) {
+  if (params.first_chunks == nullptr) return {n * params.chunks, params.chunks};
+  const std::int64_t first = params.first_chunks[n];
+  return {first, params.first_chunks[n + 1] - first};
+}
+
+}  // namespace delta_attention::chunkwise

@@ -1,0 +1,161 @@
+// The device code of v5_chunkwise on host threads, tensor cores included: its numbers against the oracle without a GPU, and, built with
+// ThreadSanitizer, every access that no barrier orders. Blocks of a launch share nothing and run one after another.
+
+#include "emulated/gpu_threads.h"
+// The stand-ins come first.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "api/check.h"
+#include "cuda/delta/chunkwise_chain.cuh"
+#include "cuda/delta/chunkwise_prepare.cuh"
+#include "support/run.h"
+
+namespace delta_attention::test {
+namespace {
+
+using namespace chunkwise;
+
+/// Shared memory of a block, as uninitialised as the GPU's, where its addresses start.
+class BlockMemory {
+ public:
+  explicit BlockMemory(std::size_t bytes) : bytes_(bytes + kAlignment, 0xff) {}
+  unsigned char* data() {
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data());
+    return bytes_.data() + (kAlignment - address % kAlignment) % kAlignment;
+  }
+
+ private:
+  static constexpr std::size_t kAlignment = 1024;
+  std::vector<unsigned char> bytes_;
+};
+
+void run_in(BlockMemory& memory, int threads, const std::vector<int>& threads_of_parts, const std::function<void()>& body) {
+  run_blocks(1, threads, threads_of_parts, [&] {
+    this_gpu_thread.shared_memory = reinterpret_cast<const char*>(memory.data());
+    body();
+  });
+}
+
+/// How a chain is run, and how many blocks that takes.
+struct Shape {
+  int pairs, stages;
+};
+
+template <class Element, int kKeys>
+struct Widths {
+  using ForPrepare = PreparePolicy<Element, kKeys>;
+  using ForChain = ChainPolicy<Element, kKeys>;
+};
+
+template <class Widths>
+class EmulatedChunkwise : public ::testing::Test {
+ protected:
+  using ForPrepare = typename Widths::ForPrepare;
+  using ForChain = typename Widths::ForChain;
+  Random random = random_for("EmulatedChunkwise");
+
+  Case ordinary(Recurrence recurrence) {
+    Case c;
+    c.recurrence = recurrence;
+    c.dtype = std::is_same_v<typename ForPrepare::Element, float> ? DType::f32
+              : std::is_same_v<typename ForPrepare::Element, Half> ? DType::f16 : DType::bf16;
+    c.tokens = kChunk + 5;
+    c.key_dim = ForPrepare::kKeys - 3;
+    c.value_dim = kColumns + 5;
+    c.with_initial_state = true;
+    c.qk_l2norm = true;
+    return c;
+  }
+
+  Outputs outputs_of(const Inputs& inputs, Shape shape) {
+    Call call(inputs, cpu());
+    const Problem p = check(call.args);
+    const Chunking chunking = Chunking::of(p);
+    std::vector<std::int64_t> first_chunks = {0}, first_states = {0};
+    for (std::int64_t n = 0; n < p.sequences; ++n) {
+      first_chunks.push_back(first_chunks.back() + chunking.chunks(p.sequence(n).length));
+      first_states.push_back(first_states.back() + p.intermediate_count(p.sequence(n)));
+    }
+    const std::int64_t blocks = first_chunks.back() * p.value_heads;
+    std::vector<uint4> factors(static_cast<std::size_t>(blocks * ForPrepare::kImage.bytes()) / sizeof(uint4) + 1);
+    Params params;
+    params.problem = p;
+    params.factors = reinterpret_cast<unsigned char*>(factors.data());
+    params.chunks = chunking.chunks(p.tokens);
+    if (p.cu_seqlens.present) {
+      params.first_chunks = first_chunks.data();
+      params.first_states = first_states.data();
+    }
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      BlockMemory memory(sizeof(PrepareShared<ForPrepare>));
+      auto& shared = *reinterpret_cast<PrepareShared<ForPrepare>*>(memory.data());
+      run_in(memory, ForPrepare::kThreads, {}, [&] { prepare_chunk(params, block, shared); });
+    }
+    const ChainShared<ForChain> shared = {shape.pairs, shape.stages};
+    const std::int64_t slices = ceil_div(p.value_dim, std::int64_t{shape.pairs} * kColumns);
+    const std::vector<int> parts(static_cast<std::size_t>(2 * shape.pairs), 2 * kWarpSize);
+    for (std::int64_t block = 0; block < p.sequences * p.value_heads * slices; ++block) {
+      BlockMemory memory(static_cast<std::size_t>(shared.bytes()));
+      run_in(memory, shape.pairs * 2 * kWarpSize, parts, [&] { run_chain<ForChain>(params, block, shared, memory.data()); });
+    }
+    return call.outputs();
+  }
+
+  void expect_matches_oracle(const Inputs& inputs, Shape shape = {1, 2}) {
+    SCOPED_TRACE(inputs.problem.describe());
+    expect_matches(inputs, outputs_of(inputs, shape), oracle(inputs), true);
+  }
+};
+
+using AllWidths = ::testing::Types<Widths<BFloat16, 64>, Widths<float, 64>, Widths<Half, 128>>;
+TYPED_TEST_SUITE(EmulatedChunkwise, AllWidths);
+
+TYPED_TEST(EmulatedChunkwise, EveryRecurrence) {
+  for (Recurrence recurrence : {kda(), gated_delta_net(), delta_net(), gla(), linear()}) {
+    this->expect_matches_oracle(make_inputs(this->ordinary(recurrence), this->random));
+  }
+}
+
+// Decays that no quotient can express beside slow ones: rows that are summed up pair by pair beside rows that are not.
+TYPED_TEST(EmulatedChunkwise, DecaysOfAnyStrength) {
+  Inputs inputs = make_inputs(this->ordinary(kda()), this->random);
+  const Case& c = inputs.problem;
+  for (Index t = 0; t < c.tokens; ++t) {
+    for (Index i = 0; i < c.key_dim; ++i) {
+      const float strong = t % 5 == 1 ? -std::numeric_limits<float>::infinity() : -20.0f;
+      inputs.log_decay.set({0, t, 0, i}, i % 3 == 0 ? strong : -0.01f);
+    }
+  }
+  this->expect_matches_oracle(inputs);
+}
+
+TYPED_TEST(EmulatedChunkwise, PackedSequencesWithStatesOnTheWay) {
+  Case c = this->ordinary(kda());
+  c.tokens = 80;
+  c.cu_seqlens = {0, 3, 3, 45, 80};
+  c.state_interval = 10;
+  this->expect_matches_oracle(make_inputs(c, this->random), {2, 3});
+}
+
+TYPED_TEST(EmulatedChunkwise, OneStage) { this->expect_matches_oracle(make_inputs(this->ordinary(gated_delta_net()), this->random), {1, 1}); }
+
+// NaN in one value: its column is NaN from there on, and nothing else.
+TYPED_TEST(EmulatedChunkwise, NanStaysBehind) {
+  for (Recurrence recurrence : {kda(), gla()}) {
+    Inputs inputs = make_inputs(this->ordinary(recurrence), this->random);
+    inputs.v.set({0, 7, 0, 3}, std::numeric_limits<float>::quiet_NaN());
+    const Outputs got = this->outputs_of(inputs, {1, 2});
+    for (Index t = 0; t < inputs.problem.tokens; ++t) {
+      for (Index j = 0; j < inputs.problem.value_dim; ++j) {
+        EXPECT_EQ(std::isnan(got.out.get({0, t, 0, j})), t >= 7 && j == 3) << "token " << t << ", column " << j;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace delta_attention::test
