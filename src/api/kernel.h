@@ -48,8 +48,9 @@ struct Kernel {
   void (*launch)(const Launch&);
   /// Whether these settings make a repeatable kernel's last bits differ from run to run. Null: no setting does.
   bool (*unrepeatable)(const Settings&) = nullptr;
-  /// With bf16 tensors, operands of products are rounded to bf16, the state among them; sums, and the state itself, stay f32.
-  bool bf16_products = false;
+  /// Bits that operands of products, the state among them, are rounded to, by the dtype of q. Sums, and the state itself, stay f32.
+  /// Null: f32 throughout.
+  int (*product_bits)(DType) = nullptr;
 };
 
 /// Every kernel of this build.

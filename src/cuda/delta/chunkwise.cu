@@ -1,17 +1,45 @@
-#include <algorithm>
-#include <cstdint>
+// v5_chunkwise: the recurrence in chunks of 32 tokens on tensor cores (V5). For every GPU from compute capability 8.0 on.
+//
+// Algorithm. The chunk form of the recurrence (docs/math.md). Over a chunk, with b_i the decay from its start up to token i and S the state
+// before it,
+//     L_ij = beta_i <k_i, k_j>, A_ij = scale <q_i, k_j>   with the decay from j to i, j < i and j <= i
+//     T = (I + L)^-1 diag(beta)                           U = T (V - (b k) S)
+//     O = scale (b q) S + A U                             S = D S + (d k)^T U   (D over the chunk, d from a token to its end)
+// Everything but U, O and S is known without the state. The additive update has U = beta V.
+//
+// Data flow. Launches, each overlapping the end of the one before where the GPU can:
+//     plan_sequences   only with packed sequences: where each one's chunks start
+//     prepare          every chunk of every value head at once: T, A, b k, b q, d k, D -> an image in global memory, laid out as shared memory
+//                      will hold it (chunkwise_layout.cuh)
+//     chain            every (sequence, value head) and slice of V at once, chunk after chunk: images -> shared memory, U, O, S
+// The output is made where the state is, not by a third launch from stored states: those would be 4 V bytes a channel and chunk, more than the
+// image itself.
+//
+// Decays. Products of decays, not differences of their logarithms' sums: from the start and to the end of blocks of 8 tokens, so that no
+// factor but one kind exceeds 1; where that one would overflow, scores are summed pair by pair (chunkwise_prepare.cuh). Any gate down to a
+// decay of 0 gives what the recurrence gives. T is inverted in f32, by substitution and one block product.
+//
+// Precision. Products are of bf16 numbers, sums and the state f32. A bf16 tensor's numbers are one bf16 term, an f16 tensor's the sum of two,
+// an f32 tensor's of three: 8, 16 and 24 bits, whatever the range. An f32 product then is six bf16 products.
+//
+// Roles and budget. prepare: a warp has 8 tokens and 64 channels, 2 K threads a block; 74 KB of shared memory at K = 128, up to 128 registers.
+// chain: teams of three warps, two with the state of 16 value columns in registers, one that makes their outputs, and one warp that loads for
+// all (chunkwise_chain.cuh). Two teams a block read each image half as often; a stage takes 32 KB at K = 128 and bf16. Up to 128 registers, so
+// that two blocks share a multiprocessor, where there are that many.
+//
+// Wins wherever T is more than a few chunks. Loses for long sequences of few heads to what cuts a sequence into pieces. Measured:
+// docs/performance.md.
+//
+// Source: the WY form of DeltaNet (arXiv:2406.06484), gated (arXiv:2412.06464) and by channel (arXiv:2510.26692).
+
 #include <cub/block/block_scan.cuh>
 #include <string>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
-#include "api/architectures.h"
-#include "api/kernel.h"
-#include "cuda/delta/chunkwise_chain.cuh"
-#include "cuda/delta/chunkwise_prepare.cuh"
+#include "cuda/delta/chunkwise.h"
+#include "cuda/delta/chunkwise_launch.cuh"
+#include "cuda/delta/chunkwise_layout.cuh"
 #include "cuda/device/rows.cuh"
-#include "cuda/device/runtime.h"
 
 namespace delta_attention {
 
@@ -19,23 +47,6 @@ extern const Kernel chunkwise_kernel;
 
 namespace chunkwise {
 namespace {
-
-// ---------------------------------------------------------------------------------------------------------------------------- launches
-
-/// Where the work before this launch must have ended. (Launches overlap where the GPU can: cudaLaunchAttributeProgrammaticStream-
-/// Serialization.)
-__device__ __forceinline__ void wait_for_launch_before() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
-__device__ __forceinline__ void let_next_launch_start() {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-
-constexpr int kWaitsFrom = 90;  // compute capability that code is made for
 
 constexpr int kPlanThreads = 256;
 
@@ -66,78 +77,24 @@ __global__ void __launch_bounds__(kPlanThreads) plan_sequences(const __grid_cons
   }
 }
 
-template <class P>
-__global__ void __launch_bounds__(P::kThreads) prepare(const __grid_constant__ Params params) {
-  extern __shared__ __align__(1024) unsigned char dynamic_shared[];
-  let_next_launch_start();
-  wait_for_launch_before();
-  prepare_chunk(params, blockIdx.x, *reinterpret_cast<PrepareShared<P>*>(dynamic_shared));
-}
-
-template <class P>
-__global__ void __launch_bounds__(kMostPairs * 2 * kWarpSize) chain(const __grid_constant__ Params params,
-                                                                     const __grid_constant__ ChainShared<P> shared) {
-  extern __shared__ __align__(1024) unsigned char dynamic_shared[];
-  wait_for_launch_before();
-  run_chain<P>(params, blockIdx.x, shared, dynamic_shared);
-}
-
-// -------------------------------------------------------------------------------------------------------------------------------- plan
-
-constexpr std::size_t kReserved = 1024;  // what CUDA keeps of each block's share of shared memory
-constexpr int kMostStages = 4;
-
-/// Sizes of a call, decided on the host from shapes, settings and the device.
-struct Plan {
-  int pairs = 0, stages = 0;
-  std::int64_t most_chunks = 0;  // of all sequences together
-  std::int64_t image_bytes = 0;
-  int prepare_bytes = 0, chain_bytes = 0;  // of shared memory a block
-  std::int64_t slices = 0;
-
-  std::int64_t prepare_blocks(const Problem& p) const { return most_chunks * p.value_heads; }
-  std::int64_t chain_blocks(const Problem& p) const { return p.sequences * p.value_heads * slices; }
-};
-
-/// Calls use(element, keys) with types for the problem's.
+/// Calls use(element) with the type of the problem's tensors.
 template <class Use>
-void with_types(const Problem& p, const Use& use) {
-  const auto with_keys = [&](auto element) {
-    if (p.key_dim <= 64) return use(element, std::integral_constant<int, 64>());
-    if (p.key_dim <= 128) return use(element, std::integral_constant<int, 128>());
-    use(element, std::integral_constant<int, 256>());
-  };
-  if (p.dtype == DType::f32) return with_keys(float());
-  if (p.dtype == DType::f16) return with_keys(Half());
-  with_keys(BFloat16());
+void with_element(const Problem& p, const Use& use) {
+  if (p.dtype == DType::f32) return use(float());
+  if (p.dtype == DType::f16) return use(Half());
+  use(BFloat16());
 }
 
-/// Pairs of warps a block: narrow slices make more blocks, wide ones read the factors less often. Narrow until blocks fill the GPU.
-int choose_pairs(const Problem& p, const DeviceProperties& device) {
-  const std::int64_t columns = ceil_div(p.value_dim, kColumns), chains = p.sequences * p.value_heads;
-  int pairs = 1;
-  while (pairs < kMostPairs && pairs < columns && chains * ceil_div(columns, pairs) > device.multiprocessors / 2) pairs *= 2;
-  return pairs;
-}
-
-template <class P>
-void plan_chain(const DeviceProperties& device, const Settings& settings, Plan& plan) {
-  ChainShared<P> shared = {plan.pairs, 1};
-  // As many stages as let two blocks share a multiprocessor, or else as fit.
-  const auto most = static_cast<std::int64_t>(device.shared_memory);
-  const std::int64_t half = (most + static_cast<std::int64_t>(kReserved)) / 2 - static_cast<std::int64_t>(kReserved);
-  const auto stages_in = [&](std::int64_t bytes) {
-    return static_cast<int>(std::min<std::int64_t>(kMostStages, (bytes - plan.pairs * shared.exchange_bytes()) / shared.stage_bytes()));
-  };
-  shared.stages = settings.get("stages", std::max(stages_in(half) >= 2 ? stages_in(half) : stages_in(most), 1));
-  plan.stages = shared.stages;
-  plan.chain_bytes = shared.bytes();
+/// Teams of warps a block: one where every block then gets a multiprocessor of its own; else two, which read each image half as often.
+int choose_teams(const Problem& p, const DeviceProperties& device) {
+  const std::int64_t columns = ceil_div(p.value_dim, kColumns);
+  return columns > 1 && p.sequences * p.value_heads * columns > device.multiprocessors ? kMostTeams : 1;
 }
 
 Plan make_plan(const Problem& p, const DeviceProperties& device, const Settings& settings) {
   Plan plan;
-  plan.pairs = settings.get("pairs", choose_pairs(p, device));
-  plan.slices = ceil_div(p.value_dim, std::int64_t{plan.pairs} * kColumns);
+  plan.teams = settings.get("teams", choose_teams(p, device));
+  plan.slices = ceil_div(p.value_dim, std::int64_t{plan.teams} * kColumns);
   const Chunking chunking = Chunking::of(p);
   if (p.cu_seqlens.present) {
     const std::int64_t spans = p.tokens / chunking.span + p.sequences;
@@ -145,12 +102,7 @@ Plan make_plan(const Problem& p, const DeviceProperties& device, const Settings&
   } else {
     plan.most_chunks = p.sequences * chunking.chunks(p.tokens);
   }
-  with_types(p, [&](auto element, auto keys) {
-    using Element = decltype(element);
-    plan.prepare_bytes = sizeof(PrepareShared<PreparePolicy<Element, keys.value>>);
-    plan.image_bytes = PreparePolicy<Element, keys.value>::kImage.bytes();
-    plan_chain<ChainPolicy<Element, keys.value>>(device, settings, plan);
-  });
+  with_element(p, [&](auto element) { Kernels<decltype(element)>::plan(p, device, settings, plan); });
   return plan;
 }
 
@@ -164,14 +116,12 @@ struct WorkspaceLayout {
     first_chunks = 0;
     first_states = rounded(firsts);
     factors = first_states + rounded(firsts);
-    bytes = factors + static_cast<std::size_t>(plan.prepare_blocks(p) * plan.image_bytes);
+    bytes = factors + static_cast<std::size_t>(plan.images(p) * plan.image_bytes);
   }
 };
 
-// -------------------------------------------------------------------------------------------------------------------------- descriptor
-
 std::vector<Setting> settings() {
-  return {{"pairs", "pairs of warps a block, 16 value columns each", {1, 2, 4}},
+  return {{"teams", "teams of warps a block, 16 value columns each", {1, 2}},
           {"stages", "chunks in shared memory at once", {1, 2, 3, 4}}};
 }
 
@@ -190,31 +140,12 @@ std::string unsupported(const Problem& p, const DeviceProperties& device, const 
   if (plan.prepare_bytes > most) return needs_more_shared_memory("the preparation", plan.prepare_bytes, device);
   if (plan.chain_bytes > most) return needs_more_shared_memory("the chain", plan.chain_bytes, device);
   constexpr std::int64_t kMostBlocks = 0x7fffffff;
-  if (plan.prepare_blocks(p) > kMostBlocks || plan.chain_blocks(p) > kMostBlocks) return "more than 2^31 blocks";
+  if (plan.images(p) > kMostBlocks || plan.chain_blocks(p) > kMostBlocks) return "more than 2^31 blocks";
   return "";
 }
 
 std::size_t workspace(const Problem& p, const DeviceProperties& device, const Settings& settings) {
   return WorkspaceLayout(p, make_plan(p, device, settings)).bytes;
-}
-
-/// Launches a kernel. Where the code that runs knows how to wait for the launch before it, it may start before that has ended.
-template <class... Parameters, class... Arguments>
-void start(void (*kernel)(Parameters...), std::int64_t blocks, int threads, int shared_bytes, const Launch& call, const Arguments&... arguments) {
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
-  config.stream = static_cast<cudaStream_t>(call.stream);
-  config.attrs = &overlap;
-  config.numAttrs = code_for(built_architectures(), call.device.capability) >= kWaitsFrom ? 1 : 0;
-  if (shared_bytes > 0) {
-    DELTA_ATTENTION_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-  }
-  DELTA_ATTENTION_CUDA(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
 Params params_of(const Launch& call, const WorkspaceLayout& layout) {
@@ -240,19 +171,12 @@ Params params_of(const Launch& call, const WorkspaceLayout& layout) {
 void launch(const Launch& call) {
   const Problem& p = call.problem;
   const Plan plan = make_plan(p, call.device, call.settings);
-  const WorkspaceLayout layout(p, plan);
-  const Params params = params_of(call, layout);
+  const Params params = params_of(call, WorkspaceLayout(p, plan));
   if (p.cu_seqlens.present) {
-    start(plan_sequences, 1, kPlanThreads, 0, call, params, plan.most_chunks, const_cast<std::int64_t*>(params.first_chunks),
-          const_cast<std::int64_t*>(params.first_states));
+    start<plan_sequences>(1, kPlanThreads, 0, call, params, plan.most_chunks, const_cast<std::int64_t*>(params.first_chunks),
+                          const_cast<std::int64_t*>(params.first_states));
   }
-  with_types(p, [&](auto element, auto keys) {
-    using ForPrepare = PreparePolicy<decltype(element), keys.value>;
-    using ForChain = ChainPolicy<decltype(element), keys.value>;
-    if (plan.most_chunks > 0) start(prepare<ForPrepare>, plan.prepare_blocks(p), ForPrepare::kThreads, plan.prepare_bytes, call, params);
-    start(chain<ForChain>, plan.chain_blocks(p), plan.pairs * 2 * kWarpSize, plan.chain_bytes, call, params,
-          ChainShared<ForChain>{plan.pairs, plan.stages});
-  });
+  with_element(p, [&](auto element) { Kernels<decltype(element)>::launch(call, plan, params); });
 }
 
 }  // namespace
@@ -260,7 +184,8 @@ void launch(const Launch& call) {
 
 const Kernel chunkwise_kernel = {
     "v5_chunkwise", "tensor cores, chunks of 32 tokens: factors of all chunks at once, then the states (V5)", DeviceType::cuda, true, 20,
-    chunkwise::settings, chunkwise::unsupported, chunkwise::workspace, chunkwise::launch, nullptr, true,
+    chunkwise::settings, chunkwise::unsupported, chunkwise::workspace, chunkwise::launch, nullptr,
+    [](DType dtype) { return dtype == DType::bf16 ? 8 : dtype == DType::f16 ? 16 : 24; },  // one, two or three bf16 terms
 };
 
 }  // namespace delta_attention

@@ -2,29 +2,31 @@
 
 // The second launch of v5_chunkwise: the state, chunk after chunk, and the outputs. chunkwise.cu tells the story.
 //
-// A block takes one (sequence, value head) and a slice of its value columns, 16 columns a pair of warps. The state is held transposed, S^T: a
+// A block takes one (sequence, value head) and a slice of its value columns, 16 columns a team of warps. The state is held transposed, S^T: a
 // value column is a row of the tensor cores' M side, so that the state, R and U are left operands straight from the registers they were summed
-// in, and all that is read from shared memory are the chunk's factors, as right operands. Of each pair
-//     the state warp     R^T = V^T - S^T (b k)^T        U^T = R^T T^T  (additive: U = beta V)        S^T = S^T diag(D) + U^T (d k)
-//     the reading warp   O^T = S^T (b q)^T + U^T A^T, out
-// S, as the operand that it is for both, and U go from one to the other through shared memory. The reading warp starts with the state before
-// the chunk, as the state warp does, and is ready for U by the time it comes.
+// in, and all that is read from shared memory are the chunk's factors, as right operands. A team of three warps has 16 columns:
+//     two state warps, each with half of the channels of S^T
+//                        R^T = V^T - S^T (b k)^T, the second one's half to the first
+//                        the first: U^T = R^T T^T (additive: U = beta V), for all
+//                        S^T = S^T diag(D) + U^T (d k)
+//     a reading warp     O^T = S^T (b q)^T + U^T A^T, out
+// S, as the operand that it is for both products, and U go from one to the other through shared memory. The reading warp starts with the state
+// before the chunk, as the state warps do, and is ready for U by the time it comes.
 //
-// NaN and infinities: a product with the zeros of T and A would carry them from a token to those before it. So they are taken out of R and U,
-// and everything from the first such token of a value column on is NaN, as it is in the recurrence.
+// NaN and infinities: a product with the zeros of T and A would carry them from a token to those before it. Where a result shows any, they are
+// taken out of R or U, and everything from the first such token of a value column on is NaN, as it is in the recurrence.
 
 #include <cuda_pipeline_primitives.h>
 
 #include <cstdint>
 
 #include "cuda/delta/chunkwise_layout.cuh"
+#include "cuda/device/bulk_copy.cuh"
 #include "cuda/device/warp.cuh"
 #include "state/gate.h"
 
 namespace delta_attention::chunkwise {
 
-constexpr int kColumns = 16;        // value columns of a pair of warps
-constexpr int kMostPairs = 4;       // a block; each has two barriers of the block's 15
 constexpr int kTiles = kChunk / 8;  // of tokens
 
 template <class Element_, int kKeys_>
@@ -33,6 +35,9 @@ struct ChainPolicy {
   static constexpr int kTerms = TermsOf<Element>::value;
   static constexpr int kKeys = kKeys_;
   static constexpr Image kImage = {kTerms, kKeys};
+  static constexpr int kSteps = kKeys / 16;         // products that a whole state takes, one behind the other
+  static constexpr int kHalfSteps = kSteps / 2;     // of a state warp
+  static constexpr int kBlocksAtOnce = kTerms == 1 && kKeys <= 128 ? 2 : 1;  // a multiprocessor, by registers
 };
 
 /// Sums of 16 value columns and the chunk's tokens: [tokens / 8][fragment].
@@ -41,41 +46,56 @@ using TokenSums = float[kTiles][4];
 /// Shared memory of a block: a ring of stages, each the image of a chunk and its values, and what each pair of warps exchanges.
 template <class P>
 struct ChainShared {
-  int pairs, stages;
+  int teams, stages;
 
-  DELTA_ATTENTION_HOST_DEVICE int value_pitch() const { return pairs * kColumns * static_cast<int>(sizeof(typename P::Element)) + 16; }
-  DELTA_ATTENTION_HOST_DEVICE int stage_bytes() const { return P::kImage.bytes() + kChunk * value_pitch(); }
+  DELTA_ATTENTION_HOST_DEVICE int value_pitch() const { return teams * kColumns * static_cast<int>(sizeof(typename P::Element)) + 16; }
+  /// Rows of images stay aligned to their length, which addresses are computed with.
+  DELTA_ATTENTION_HOST_DEVICE int stage_bytes() const { return (P::kImage.bytes() + kChunk * value_pitch() + 1023) / 1024 * 1024; }
+  /// Per stage, a barrier that counts the image's bytes (cuda/device/bulk_copy.cuh).
+  DELTA_ATTENTION_HOST_DEVICE int arrivals_offset() const { return stages * stage_bytes() + teams * exchange_bytes(); }
   static constexpr int state_bytes() { return P::kKeys / 16 * P::kTerms * kWarpSize * 16; }
   static constexpr int update_bytes() { return kChunk / 16 * P::kTerms * kWarpSize * 16; }
-  static constexpr int exchange_bytes() { return state_bytes() + update_bytes() + kColumns * 4; }
-  DELTA_ATTENTION_HOST_DEVICE int bytes() const { return stages * stage_bytes() + pairs * exchange_bytes(); }
+  static constexpr int residual_bytes() { return kTiles * kWarpSize * 16; }
+  static constexpr int exchange_bytes() { return state_bytes() + update_bytes() + residual_bytes(); }
+  DELTA_ATTENTION_HOST_DEVICE int bytes() const { return arrivals_offset() + stages * static_cast<int>(sizeof(CopyArrival)); }
 };
+
+/// Warps of a block: of each team two with the state and one that reads, then one that loads for all.
+enum class Role { first_state, second_state, reading, loading };
+constexpr int kTeamWarps = 3;
+DELTA_ATTENTION_HOST_DEVICE constexpr int chain_threads(int teams) { return (kTeamWarps * teams + 1) * kWarpSize; }
 
 /// What a block works on.
 struct ChainPlace {
   std::int64_t sequence, value_head;
   Sequence tokens;
-  Chunks chunks;
+  std::int64_t first_chunk;
+  int chunks;
   std::int64_t first_column;  // of the block
-  int pairs, pair;
-  bool reads;                 // this warp is its pair's reading warp
+  int teams, team;
+  Role role;
 };
 
-__device__ __forceinline__ ChainPlace chain_place_of(const Params& params, std::int64_t block, int pairs) {
+__device__ __forceinline__ ChainPlace chain_place_of(const Params& params, std::int64_t block, int teams) {
   const Problem& p = params.problem;
-  const std::int64_t slices = ceil_div(p.value_dim, std::int64_t{pairs} * kColumns);
+  const std::int64_t slices = ceil_div(p.value_dim, std::int64_t{teams} * kColumns);
   const std::int64_t slice = block % slices, head = block / slices % p.value_heads, n = block / slices / p.value_heads;
   const int warp = threadIdx.x / kWarpSize;
-  return {n, head, p.sequence(n), chunks_of(params, n), slice * pairs * kColumns, pairs, warp % pairs, warp >= pairs};
+  const auto role = static_cast<Role>(warp / teams);
+  const Chunks chunks = chunks_of(params, n);
+  return {n, head, p.sequence(n), chunks.first, static_cast<int>(chunks.count), slice * teams * kColumns, teams, warp % teams, role};
 }
 
-/// The barriers of a pair, apart from every other's.
-__device__ __forceinline__ int updates_ready(const ChainPlace& place) { return 1 + place.pair; }
-__device__ __forceinline__ int state_read(const ChainPlace& place) { return 1 + place.pairs + place.pair; }
+/// Barriers: of all warps, of which parts wait at different places; and of a team, apart from every other's.
+__device__ __forceinline__ void meet_all(int teams) { sync_part(1, chain_threads(teams)); }
+__device__ __forceinline__ int residuals_ready(const ChainPlace& place) { return 2 + place.team; }
+__device__ __forceinline__ int updates_ready(const ChainPlace& place) { return 2 + place.teams + place.team; }
+__device__ __forceinline__ int state_read(const ChainPlace& place) { return 2 + 2 * place.teams + place.team; }
+constexpr int kTeamThreads = kTeamWarps * kWarpSize;
 
 // ------------------------------------------------------------------------------------------------------------------------- loads
 
-/// Starts copying the block's values of a chunk; tokens and columns that do not exist become 0. The reading warps.
+/// Starts copying the block's values of a chunk; tokens and columns that do not exist become 0.
 template <class P>
 __device__ __forceinline__ void start_values(const Params& params, const ChainPlace& place, const Tokens& tokens, int pitch,
                                              unsigned char* to) {
@@ -83,62 +103,57 @@ __device__ __forceinline__ void start_values(const Params& params, const ChainPl
   const Problem& p = params.problem;
   constexpr int kPiece = 16 / sizeof(Element), kPieces = kColumns / kPiece;  // of a pair's columns
   const int lane = threadIdx.x % kWarpSize;
-  const std::int64_t first_column = place.first_column + place.pair * kColumns;
-  const std::int64_t start = p.v.offset(place.tokens.batch, tokens.begin, place.value_head, first_column);
-  const Element* from = static_cast<const Element*>(p.v.data) + start;
-  const int columns_left = static_cast<int>(p.value_dim - first_column);
+  const std::int64_t stride = p.v.strides[1];
+  const Element* from =
+      static_cast<const Element*>(p.v.data) + p.v.offset(place.tokens.batch, tokens.begin, place.value_head, place.first_column);
+  const int columns = static_cast<int>(p.value_dim - place.first_column);
+  for (int pair = 0; pair < place.teams; ++pair) {
 #pragma unroll
-  for (int i = 0; i < kChunk * kPieces / kWarpSize; ++i) {
-    const int row = i * (kWarpSize / kPieces) + lane / kPieces, column = lane % kPieces * kPiece;
-    int exist = row < tokens.rows ? columns_left - column : 0;
-    exist = exist < 0 ? 0 : exist > kPiece ? kPiece : exist;
-    const Element* piece = exist > 0 ? from + row * p.v.strides[1] + column : static_cast<const Element*>(p.v.data);
-    unsigned char* target = to + row * pitch + place.pair * kColumns * static_cast<int>(sizeof(Element)) + lane % kPieces * 16;
-    if (params.pieces_in_v) {
-      start_copy(target, piece, exist * static_cast<int>(sizeof(Element)));
-    } else {
+    for (int i = 0; i < kChunk * kPieces / kWarpSize; ++i) {
+      const int row = i * (kWarpSize / kPieces) + lane / kPieces, column = pair * kColumns + lane % kPieces * kPiece;
+      int exist = row < tokens.rows ? columns - column : 0;
+      exist = exist < 0 ? 0 : exist > kPiece ? kPiece : exist;
+      const Element* piece = exist > 0 ? from + row * stride + column : static_cast<const Element*>(p.v.data);
+      unsigned char* target = to + row * pitch + column * static_cast<int>(sizeof(Element));
+      if (params.pieces_in_v) {
+        start_copy(target, piece, exist * static_cast<int>(sizeof(Element)));
+      } else {
 #pragma unroll
-      for (int e = 0; e < kPiece; ++e) reinterpret_cast<Element*>(target)[e] = e < exist ? piece[e] : from_float<Element>(0.0f);
+        for (int e = 0; e < kPiece; ++e) reinterpret_cast<Element*>(target)[e] = e < exist ? piece[e] : from_float<Element>(0.0f);
+      }
     }
   }
 }
 
-/// Starts copying an image from byte kBegin on. The reading warps, kPairs of them.
-template <class P, int kBegin, int kPairs>
-__device__ __forceinline__ void start_image(const unsigned char* image, int pair, unsigned char* stage) {
-  constexpr int kStep = kPairs * kWarpSize * 16, kRounds = (P::kImage.bytes() - kBegin + kStep - 1) / kStep;
-  const int first = kBegin + (pair * kWarpSize + static_cast<int>(threadIdx.x) % kWarpSize) * 16;
-#pragma unroll
-  for (int i = 0; i < kRounds; ++i) {
-    if (i + 1 < kRounds || first + i * kStep < P::kImage.bytes()) start_copy(stage + first + i * kStep, image + first + i * kStep, 16);
-  }
-}
-template <class P, int kBegin>
-__device__ __forceinline__ void start_image(const unsigned char* image, const ChainPlace& place, unsigned char* stage) {
-  if (place.pairs == 1) return start_image<P, kBegin, 1>(image, place.pair, stage);
-  if (place.pairs == 2) return start_image<P, kBegin, 2>(image, place.pair, stage);
-  start_image<P, kBegin, kMostPairs>(image, place.pair, stage);
-}
-
-/// Starts copying what a chunk needs into a stage. The reading warps.
+/// The chunks that the loading warp copies into the ring of stages, one after another.
 template <class P>
-__device__ __forceinline__ void start_stage(const Params& params, const ChainPlace& place, const ChainShared<P>& shared, ChunkCursor& cursor,
-                                            const unsigned char*& image, unsigned char* stage) {
-  const Tokens tokens = cursor.next();
-  if (tokens.rows > 0) {
-    if (params.problem.update == Update::delta) {
-      start_image<P, 0>(image, place, stage);
-    } else {
-      start_image<P, P::kImage.read()>(image, place, stage);
-    }
-    image += params.problem.value_heads * P::kImage.bytes();
-    start_values<P>(params, place, tokens, shared.value_pitch(), stage + P::kImage.bytes());
-  }
-  __pipeline_commit();
-}
+struct Loads {
+  ChunkCursor cursor;
+  const unsigned char* image;  // of the next chunk
+  int slot = 0;                // for it
 
-/// Waits for all stages but the last `in_flight` that were started.
-__device__ __forceinline__ void wait_for_stages(int in_flight) {
+  __device__ Loads(const Params& params, const ChainPlace& place) : cursor(Chunking::of(params.problem), place.tokens, 0) {
+    image = params.factors + (place.first_chunk * params.problem.value_heads + place.value_head) * P::kImage.bytes();
+  }
+
+  /// Starts copying what the next chunk needs.
+  __device__ __forceinline__ void start_next(const Params& params, const ChainPlace& place, const ChainShared<P>& shared, unsigned char* memory,
+                                             CopyArrival* arrivals) {
+    const Tokens tokens = cursor.next();
+    if (tokens.rows > 0) {
+      unsigned char* stage = memory + slot * shared.stage_bytes();
+      const int begin = params.problem.update == Update::delta ? 0 : P::kImage.read();
+      start_bulk_copy(stage + begin, image + begin, P::kImage.bytes() - begin, arrivals[slot]);
+      start_values<P>(params, place, tokens, shared.value_pitch(), stage + P::kImage.bytes());
+      image += params.problem.value_heads * P::kImage.bytes();
+    }
+    __pipeline_commit();
+    slot = slot + 1 == shared.stages ? 0 : slot + 1;
+  }
+};
+
+/// Waits for all of this thread's commits but the last `in_flight`, at most two.
+__device__ __forceinline__ void wait_for_commits(int in_flight) {
   switch (in_flight) {
     case 0: return __pipeline_wait_prior(0);
     case 1: return __pipeline_wait_prior(1);
@@ -165,7 +180,7 @@ __device__ __forceinline__ void pack_fragment(const float (&first)[4], const flo
   }
 }
 
-/// c += a b over all pairs of terms that matter, smallest first.
+/// c += a b over all teams of terms that matter, smallest first.
 template <class P>
 __device__ __forceinline__ void multiply_terms(const Fragment<P>& a, const unsigned (&b)[P::kTerms][4], int half, float (&c)[4]) {
 #pragma unroll
@@ -175,34 +190,61 @@ __device__ __forceinline__ void multiply_terms(const Fragment<P>& a, const unsig
   }
 }
 
-/// sums[token] += a * (channels [16 step, 16 step + 16) of the tokens' rows in `matrix`)
+/// Where this lane's rows of a right operand start, in bytes of a matrix of the image. Later channels or tokens are found by exclusive or:
+/// they differ in bits of the row's own, also where it is swizzled.
+struct LaneRows {
+  int wide, wide_transposed, square;
+
+  __device__ explicit LaneRows(int keys) {
+    const int lane = threadIdx.x % kWarpSize, row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2;
+    wide = wide_offset(row, piece * 8, keys);
+    wide_transposed = wide_offset(lane % 16, lane / 16 * 8, keys);
+    square = square_offset(row, piece * 8);
+  }
+};
+
+/// Right operands of all tokens and channels [16 step, 16 step + 16): [pair of tiles][term].
 template <class P>
-__device__ __forceinline__ void multiply_channels(const Fragment<P>& a, const unsigned char* matrix, int step, TokenSums& sums) {
-  const int lane = threadIdx.x % kWarpSize;
+using ChannelOperands = unsigned[kTiles / 2][P::kTerms][4];
+
+template <class P>
+__device__ __forceinline__ void load_channels(unsigned rows, int step, ChannelOperands<P>& b) {
 #pragma unroll
   for (int pair = 0; pair < kTiles / 2; ++pair) {
-    const int token = pair * 16 + lane / 16 * 8 + lane % 8, channel = step * 16 + lane / 8 % 2 * 8;
-    unsigned b[P::kTerms][4];
 #pragma unroll
-    for (int t = 0; t < P::kTerms; ++t) {
-      load_matrices(shared_address(matrix + t * P::kImage.wide() + wide_offset(token, channel, P::kKeys)), b[t]);
-    }
-    multiply_terms<P>(a, b, 0, sums[pair * 2]);
-    multiply_terms<P>(a, b, 1, sums[pair * 2 + 1]);
+    for (int t = 0; t < P::kTerms; ++t) load_matrices((rows ^ (step * 32)) + pair * 16 * P::kKeys * 2 + t * P::kImage.wide(), b[pair][t]);
   }
 }
 
-/// sums[token i] += a * (tokens j in [16 step, 16 step + 16) of row i of the lower triangular `matrix`)
+/// sums[token] += S^T * (the token's row of a matrix), over channels [16 first, 16 (first + kCount)); get(step, fragment) gives the state's
+/// fragments, `rows` is the address of this lane's rows. Where registers suffice, operands are fetched a step ahead. between(step) is called
+/// beside each step's products, for work that does not need them.
+template <class P, int kCount, class GetState, class Between>
+__device__ __forceinline__ void multiply_state(const GetState& get, unsigned rows, int first, TokenSums& sums, const Between& between) {
+  constexpr int kAhead = P::kTerms * P::kKeys <= 384 ? 1 : 0;
+  ChannelOperands<P> b[1 + kAhead];
+  if (kAhead == 1) load_channels<P>(rows, first, b[0]);
+#pragma unroll
+  for (int step = 0; step < kCount; ++step) {
+    const int next = step + kAhead;
+    if (next < kCount) load_channels<P>(rows, first + next, b[next % (1 + kAhead)]);
+    Fragment<P> state;
+    get(step, state);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) multiply_terms<P>(state, b[step % (1 + kAhead)][n / 2], n % 2, sums[n]);
+    between(step);
+  }
+}
+
+/// sums[token i] += a * (tokens j in [16 step, 16 step + 16) of row i of a lower triangular matrix); `rows`: the address of this lane's.
 template <class P>
-__device__ __forceinline__ void multiply_tokens(const Fragment<P>& a, const unsigned char* matrix, int step, TokenSums& sums) {
-  const int lane = threadIdx.x % kWarpSize;
+__device__ __forceinline__ void multiply_tokens(const Fragment<P>& a, unsigned rows, int step, TokenSums& sums) {
 #pragma unroll
   for (int pair = 0; pair < kTiles / 2; ++pair) {
     if (pair < step) continue;  // tokens before these
-    const int row = pair * 16 + lane / 16 * 8 + lane % 8, column = step * 16 + lane / 8 % 2 * 8;
     unsigned b[P::kTerms][4];
 #pragma unroll
-    for (int t = 0; t < P::kTerms; ++t) load_matrices(shared_address(matrix + t * P::kImage.square() + square_offset(row, column)), b[t]);
+    for (int t = 0; t < P::kTerms; ++t) load_matrices((rows ^ (step * 32)) + pair * 16 * kChunk * 2 + t * P::kImage.square(), b[t]);
     multiply_terms<P>(a, b, 0, sums[pair * 2]);
     multiply_terms<P>(a, b, 1, sums[pair * 2 + 1]);
   }
@@ -216,13 +258,13 @@ struct FirstBad {
 };
 
 __device__ __forceinline__ bool all_finite(const TokenSums& x) {
-  float zero = 0.0f;
+  float zeros[4] = {};
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) zero = fmaf(x[n][e], 0.0f, zero);
+    for (int e = 0; e < 4; ++e) zeros[e] = fmaf(x[n][e], 0.0f, zeros[e]);
   }
-  return zero == 0.0f;
+  return (zeros[0] + zeros[1]) + (zeros[2] + zeros[3]) == 0.0f;
 }
 
 __device__ __forceinline__ int token_of(int tile, int e) { return tile * 8 + threadIdx.x % 4 * 2 + e; }
@@ -254,6 +296,21 @@ __device__ __forceinline__ void take_out_bad(TokenSums& x, FirstBad& bad) {
   }
 }
 
+__device__ __forceinline__ void copy(const TokenSums& from, TokenSums& to) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) to[n][e] = from[n][e];
+  }
+}
+__device__ __forceinline__ void set_zero(TokenSums& x) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
+  }
+}
+
 /// Puts NaN where something bad was, or something after it.
 __device__ __forceinline__ void put_nan(const FirstBad& bad, TokenSums& x) {
 #pragma unroll
@@ -267,53 +324,60 @@ __device__ __forceinline__ void put_nan(const FirstBad& bad, TokenSums& x) {
 
 // ------------------------------------------------------------------------------------------------------------------------ state warp
 
-/// This lane's part of the state: tile n has channels 8 n + 2 t + e of value columns g and g + 8, at [e] and [2 + e].
+/// This lane's part of the state, of a state warp's half of the channels: tile n has channels 8 n + 2 t + e of value columns g and g + 8, at
+/// [e] and [2 + e].
 template <class P>
-using StateSums = float[P::kKeys / 8][4];
+using StateSums = float[P::kHalfSteps * 2][4];
 
-/// Calls visit(element, channel, column) for every element of the state that this lane has and that exists.
-template <class P, class State, class Visit>
-__device__ __forceinline__ void for_state(const Problem& p, const ChainPlace& place, State& state, const Visit& visit) {
-  const int lane = threadIdx.x % kWarpSize;
+/// The first channel, counted in 16s, of a state warp.
+template <class P>
+__device__ __forceinline__ int first_step(const ChainPlace& place) {
+  return place.role == Role::first_state ? 0 : P::kHalfSteps;
+}
+
+/// Calls visit(element, offset) for every element of state number n of `operand` that this lane has and that exists.
+template <class P, class Operand, class State, class Visit>
+__device__ __forceinline__ void for_state(const Problem& p, const ChainPlace& place, const Operand& operand, std::int64_t n, State& state,
+                                          const Visit& visit) {
+  const int lane = threadIdx.x % kWarpSize, first_channel = first_step<P>(place) * 16 + lane % 4 * 2;
+  const std::int64_t first_column = place.first_column + place.team * kColumns + lane / 4;
+  const int channels = static_cast<int>(p.key_dim) - first_channel, columns = static_cast<int>(p.value_dim - first_column);
+  const std::int64_t start = operand.offset(n, place.value_head, first_channel, first_column);
 #pragma unroll
-  for (int n = 0; n < P::kKeys / 8; ++n) {
+  for (int i = 0; i < P::kHalfSteps * 2; ++i) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const std::int64_t channel = n * 8 + lane % 4 * 2 + e % 2;
-      const std::int64_t column = place.first_column + place.pair * kColumns + e / 2 * 8 + lane / 4;
-      if (channel < p.key_dim && column < p.value_dim) visit(state[n][e], channel, column);
+      const int channel = i * 8 + e % 2, column = e / 2 * 8;
+      if (channel < channels && column < columns) visit(state[i][e], start + channel * operand.strides[2] + column * operand.strides[3]);
     }
   }
 }
 
 template <class P>
 __device__ __forceinline__ void load_state(const Problem& p, const ChainPlace& place, StateSums<P>& state) {
-  for_state<P>(p, place, state, [&](float& x, std::int64_t channel, std::int64_t column) {
-    x = p.initial_state.load(p.initial_state.offset(place.sequence, place.value_head, channel, column));
-  });
+  for_state<P>(p, place, p.initial_state, place.sequence, state,
+               [&](float& x, std::int64_t offset) { x = p.initial_state.load(offset); });
 }
 
 /// As state number n of `to`.
 template <class P>
 __device__ __forceinline__ void store_state(const Problem& p, const ChainPlace& place, const OutputOperand& to, std::int64_t n,
                                             const StateSums<P>& state) {
-  for_state<P>(p, place, state, [&](float x, std::int64_t channel, std::int64_t column) {
-    to.store(to.offset(n, place.value_head, channel, column), x);
-  });
+  for_state<P>(p, place, to, n, state, [&](float x, std::int64_t offset) { to.store(offset, x); });
 }
 
-/// Where the pair's two warps leave things for each other.
+/// Where a team's warps leave things for each other.
 template <class P>
 struct Exchange {
   uint4* state;    // [channels / 16][term][lane]
   uint4* updates;  // [tokens / 16][term][lane]; when they are read, outputs on their way out
-  int* first_bad;  // [value column]
+  float4* residuals;  // [tokens / 8][lane]: the second state warp's part of R^T
 
-  __device__ Exchange(unsigned char* memory, int pair) {
-    unsigned char* own = memory + pair * ChainShared<P>::exchange_bytes();
+  __device__ Exchange(unsigned char* memory, int team) {
+    unsigned char* own = memory + team * ChainShared<P>::exchange_bytes();
     state = reinterpret_cast<uint4*>(own);
     updates = reinterpret_cast<uint4*>(own + ChainShared<P>::state_bytes());
-    first_bad = reinterpret_cast<int*>(own + ChainShared<P>::exchange_bytes()) - kColumns;
+    residuals = reinterpret_cast<float4*>(own + ChainShared<P>::state_bytes() + ChainShared<P>::update_bytes());
   }
 };
 
@@ -337,112 +401,194 @@ __device__ __forceinline__ void get_fragment(const uint4* from, int step, Fragme
   }
 }
 
-/// The state as a left operand, for this warp and the reading one.
+/// Channels [16 step, 16 step + 16) of a state warp's half, the first of which is step `first` of the whole, as a left operand in the exchange,
+/// for itself and for the reading warp.
 template <class P>
-__device__ __forceinline__ void put_state(const StateSums<P>& state, const Exchange<P>& exchange) {
-#pragma unroll
-  for (int step = 0; step < P::kKeys / 16; ++step) {
-    Fragment<P> fragment;
-    pack_fragment<P>(state[step * 2], state[step * 2 + 1], fragment);
-    put_fragment<P>(fragment, step, exchange.state);
-  }
+__device__ __forceinline__ void put_state(const StateSums<P>& state, int first, int step, const Exchange<P>& exchange) {
+  Fragment<P> fragment;
+  pack_fragment<P>(state[step * 2], state[step * 2 + 1], fragment);
+  put_fragment<P>(fragment, first + step, exchange.state);
 }
 
-/// V^T of this pair's columns.
+/// V^T of this team's columns.
 template <class P>
 __device__ __forceinline__ void load_values(const ChainPlace& place, const unsigned char* values, int pitch, TokenSums& x) {
-  const int column = place.pair * kColumns + threadIdx.x % kWarpSize / 4;
+  using Element = typename P::Element;
+  const int lane = threadIdx.x % kWarpSize;
+  if constexpr (sizeof(Element) == 2) {
 #pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
+    for (int pair = 0; pair < kTiles / 2; ++pair) {
+      unsigned raw[4];
+      const unsigned char* row = values + (pair * 16 + lane % 16) * pitch;
+      load_matrices_transposed(shared_address(row + (place.team * kColumns + lane / 16 * 8) * 2), raw);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      x[n][e] = to_float(reinterpret_cast<const typename P::Element*>(values + token_of(n, e % 2) * pitch)[column + e / 2 * 8]);
+      for (int i = 0; i < 4; ++i) {
+        const float2 tokens = unpack<Element>(raw[i]);
+        x[pair * 2 + i % 2][i / 2 * 2] = tokens.x;
+        x[pair * 2 + i % 2][i / 2 * 2 + 1] = tokens.y;
+      }
     }
-  }
-}
-
-/// U of a chunk: with the delta update T (V - S^T b k), else beta V.
-template <class P>
-__device__ __forceinline__ void make_updates(const Problem& p, const Exchange<P>& exchange, const unsigned char* stage, TokenSums& values,
-                                             TokenSums& updates, FirstBad& bad) {
-  if (p.update == Update::additive) {
-    const float* betas = reinterpret_cast<const float*>(stage + P::kImage.betas());
+  } else {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) updates[n][e] = values[n][e] * betas[token_of(n, e % 2)];
+      for (int e = 0; e < 4; ++e) {
+        const auto* row = reinterpret_cast<const Element*>(values + token_of(n, e % 2) * pitch);
+        x[n][e] = row[place.team * kColumns + e / 2 * 8 + lane / 4];
+      }
     }
-    return;
   }
-#pragma unroll
-  for (int step = 0; step < P::kKeys / 16; ++step) {
-    Fragment<P> state;
-    get_fragment<P>(exchange.state, step, state);
-    multiply_channels<P>(state, stage + P::kImage.predict(), step, values);
-  }
-  if (__any_sync(kFullWarp, !all_finite(values))) take_out_bad(values, bad);
+}
+
+/// T R, from R^T.
+template <class P>
+__device__ __forceinline__ void solve_updates(const TokenSums& residuals, unsigned rows, TokenSums& updates) {
 #pragma unroll
   for (int step = 0; step < kChunk / 16; ++step) {
     Fragment<P> a;
-    pack_fragment<P>(values[step * 2], values[step * 2 + 1], a);
-    multiply_tokens<P>(a, stage + P::kImage.solve(), step, updates);
+    pack_fragment<P>(residuals[step * 2], residuals[step * 2 + 1], a);
+    multiply_tokens<P>(a, rows, step, updates);
   }
 }
 
-/// S^T = S^T diag(D) + U^T (d k)
+/// S^T = S^T diag(D) for channels [16 step, 16 step + 16) of the half that starts at step `first`.
 template <class P>
-__device__ __forceinline__ void advance(const TokenSums& updates, const unsigned char* stage, StateSums<P>& state) {
-  const int lane = threadIdx.x % kWarpSize;
-  const unsigned char* keys = stage + P::kImage.accumulate();
-  const auto* decays = reinterpret_cast<const float2*>(stage + P::kImage.decays());
-  Fragment<P> a[kChunk / 16];
+__device__ __forceinline__ void decay(const unsigned char* stage, int first, int step, StateSums<P>& state) {
+  const auto* decays = reinterpret_cast<const float2*>(stage + P::kImage.decays()) + first * 8 + threadIdx.x % 4;
 #pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step) pack_fragment<P>(updates[step * 2], updates[step * 2 + 1], a[step]);
+  for (int n = step * 2; n < step * 2 + 2; ++n) {
+    const float2 d = decays[n * 4];
+    state[n][0] *= d.x;
+    state[n][1] *= d.y;
+    state[n][2] *= d.x;
+    state[n][3] *= d.y;
+  }
+}
+
+/// A half's part of R^T: sums -= S^T (b k)^T. The state decays meanwhile: its products are made of the operand that it was.
+template <class P>
+__device__ __forceinline__ void predict(int first, const Exchange<P>& exchange, const unsigned char* stage, const LaneRows& lane_rows,
+                                        StateSums<P>& state, TokenSums& sums) {
+  const auto get = [&](int step, Fragment<P>& fragment) { get_fragment<P>(exchange.state, first + step, fragment); };
+  const unsigned rows = shared_address(stage) + P::kImage.predict() + lane_rows.wide;
+  multiply_state<P, P::kHalfSteps>(get, rows, first, sums, [&](int step) { decay<P>(stage, first, step, state); });
+}
+
+/// U of the delta update from R: T R.
+template <class P>
+__device__ __forceinline__ void correct(const unsigned char* stage, const LaneRows& lane_rows, TokenSums& residuals, TokenSums& updates) {
+  const unsigned rows = shared_address(stage) + P::kImage.solve() + lane_rows.square;
+  set_zero(updates);
+  solve_updates<P>(residuals, rows, updates);
+  if (!__any_sync(kFullWarp, !all_finite(residuals))) return;
+  FirstBad bad = {{kChunk, kChunk}};
+  take_out_bad(residuals, bad);
+  set_zero(updates);
+  solve_updates<P>(residuals, rows, updates);
+  put_nan(bad, updates);
+}
+
+/// U of the additive update: beta V.
+template <class P>
+__device__ __forceinline__ void scale_values(const unsigned char* stage, const TokenSums& values, TokenSums& updates) {
+  const float* betas = reinterpret_cast<const float*>(stage + P::kImage.betas());
 #pragma unroll
-  for (int pair = 0; pair < P::kKeys / 16; ++pair) {
+  for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 decay = decays[(pair * 2 + half) * 4 + lane % 4];
-      float(&sums)[4] = state[pair * 2 + half];
-      sums[0] *= decay.x;
-      sums[1] *= decay.y;
-      sums[2] *= decay.x;
-      sums[3] *= decay.y;
-    }
+    for (int e = 0; e < 4; ++e) updates[n][e] = values[n][e] * betas[token_of(n, e % 2)];
+  }
+}
+
+/// S^T += U^T (d k), and the new state as an operand; `updates`: U^T as a left operand.
+template <class P>
+__device__ __forceinline__ void advance(const Fragment<P> (&updates)[kChunk / 16], const unsigned char* stage, const LaneRows& lane_rows,
+                                        const Exchange<P>& exchange, int first, StateSums<P>& state) {
+  const unsigned keys = shared_address(stage + P::kImage.accumulate()) + lane_rows.wide_transposed;
 #pragma unroll
-    for (int step = 0; step < kChunk / 16; ++step) {
+  for (int half = 0; half < kChunk / 16; ++half) {
+#pragma unroll
+    for (int step = 0; step < P::kHalfSteps; ++step) {
       unsigned b[P::kTerms][4];
 #pragma unroll
       for (int t = 0; t < P::kTerms; ++t) {
-        const int at = t * P::kImage.wide() + wide_offset(step * 16 + lane % 16, pair * 16 + lane / 16 * 8, P::kKeys);
-        load_matrices_transposed(shared_address(keys + at), b[t]);
+        load_matrices_transposed((keys ^ ((first + step) * 32)) + half * 16 * P::kKeys * 2 + t * P::kImage.wide(), b[t]);
       }
-      multiply_terms<P>(a[step], b, 0, state[pair * 2]);
-      multiply_terms<P>(a[step], b, 1, state[pair * 2 + 1]);
+      multiply_terms<P>(updates[half], b, 0, state[step * 2]);
+      multiply_terms<P>(updates[half], b, 1, state[step * 2 + 1]);
     }
   }
+#pragma unroll
+  for (int step = 0; step < P::kHalfSteps; ++step) put_state<P>(state, first, step, exchange);
 }
 
-/// The state warp's part of a chunk.
+/// The first state warp's part of a chunk, until the updates are there: U^T as a left operand.
 template <class P>
-__device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& place, const ChainShared<P>& shared, const unsigned char* stage,
-                                           const Exchange<P>& exchange, StateSums<P>& state) {
-  TokenSums values, updates = {};
-  FirstBad bad = {{kChunk, kChunk}};
+__device__ __forceinline__ void make_updates(const Problem& p, const ChainPlace& place, const ChainShared<P>& shared, const unsigned char* stage,
+                                             const LaneRows& lane_rows, const Exchange<P>& exchange, int first,
+                                             StateSums<P>& state, Fragment<P> (&packed)[kChunk / 16]) {
+  TokenSums values, updates;
   load_values<P>(place, stage + P::kImage.bytes(), shared.value_pitch(), values);
-  make_updates<P>(p, exchange, stage, values, updates, bad);
-  if (__any_sync(kFullWarp, !all_finite(updates))) take_out_bad(updates, bad);
+  if (p.update == Update::delta) {
+    predict<P>(first, exchange, stage, lane_rows, state, values);
+    sync_part(residuals_ready(place), 2 * kWarpSize);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const float4 other = exchange.residuals[n * kWarpSize + threadIdx.x % kWarpSize];
+      values[n][0] += other.x;
+      values[n][1] += other.y;
+      values[n][2] += other.z;
+      values[n][3] += other.w;
+    }
+    correct<P>(stage, lane_rows, values, updates);
+  } else {
+    scale_values<P>(stage, values, updates);
+#pragma unroll
+    for (int step = 0; step < P::kHalfSteps; ++step) decay<P>(stage, first, step, state);
+  }
 #pragma unroll
   for (int step = 0; step < kChunk / 16; ++step) {
-    Fragment<P> fragment;
-    pack_fragment<P>(updates[step * 2], updates[step * 2 + 1], fragment);
-    put_fragment<P>(fragment, step, exchange.updates);
+    pack_fragment<P>(updates[step * 2], updates[step * 2 + 1], packed[step]);
+    put_fragment<P>(packed[step], step, exchange.updates);
   }
-  const int lane = threadIdx.x % kWarpSize;
-  if (lane % 4 < 2) exchange.first_bad[lane % 4 * 8 + lane / 4] = lane % 4 == 0 ? bad.token[0] : bad.token[1];
-  arrive_at_part(updates_ready(place), 2 * kWarpSize);
-  put_nan(bad, updates);
-  advance<P>(updates, stage, state);
+  arrive_at_part(updates_ready(place), kTeamThreads);
+}
+
+/// The second state warp's.
+template <class P>
+__device__ __forceinline__ void await_updates(const Problem& p, const ChainPlace& place, const unsigned char* stage, const LaneRows& lane_rows,
+                                              const Exchange<P>& exchange, int first, StateSums<P>& state,
+                                              Fragment<P> (&packed)[kChunk / 16]) {
+  if (p.update == Update::delta) {
+    TokenSums residuals = {};
+    predict<P>(first, exchange, stage, lane_rows, state, residuals);
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const float(&x)[4] = residuals[n];
+      exchange.residuals[n * kWarpSize + threadIdx.x % kWarpSize] = make_float4(x[0], x[1], x[2], x[3]);
+    }
+    arrive_at_part(residuals_ready(place), 2 * kWarpSize);
+  } else {
+#pragma unroll
+    for (int step = 0; step < P::kHalfSteps; ++step) decay<P>(stage, first, step, state);
+  }
+  sync_part(updates_ready(place), kTeamThreads);
+#pragma unroll
+  for (int step = 0; step < kChunk / 16; ++step) get_fragment<P>(exchange.updates, step, packed[step]);
+}
+
+/// A state warp's part of a chunk.
+template <class P>
+__device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& place, const ChainShared<P>& shared, const unsigned char* stage,
+                                           const LaneRows& lane_rows, const Exchange<P>& exchange, int first,
+                                           StateSums<P>& state) {
+  Fragment<P> updates[kChunk / 16];
+  if (place.role == Role::first_state) {
+    make_updates<P>(p, place, shared, stage, lane_rows, exchange, first, state, updates);
+  } else {
+    await_updates<P>(p, place, stage, lane_rows, exchange, first, state, updates);
+  }
+  sync_part(state_read(place), kTeamThreads);
+  advance<P>(updates, stage, lane_rows, exchange, first, state);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- reading warp
@@ -463,7 +609,7 @@ __device__ __forceinline__ void store_outputs(const Params& params, const ChainP
     for (int e = 0; e < 4; ++e) staged[token_of(n, e % 2) * kColumns + e / 2 * 8 + lane / 4] = from_float<Element>(out[n][e]);
   }
   __syncwarp();
-  const std::int64_t first_column = place.first_column + place.pair * kColumns, left = p.value_dim - first_column;
+  const std::int64_t first_column = place.first_column + place.team * kColumns, left = p.value_dim - first_column;
   const std::int64_t start = p.out.offset(place.tokens.batch, tokens.begin, place.value_head, first_column);
   Element* to = static_cast<Element*>(p.out.data) + start;
   for (int i = lane; i < tokens.rows * kPieces; i += kWarpSize) {
@@ -481,76 +627,183 @@ __device__ __forceinline__ void store_outputs(const Params& params, const ChainP
   }
 }
 
-/// The reading warp's part of a chunk.
+/// S^T (b q)^T
 template <class P>
-__device__ __forceinline__ void read_chunk(const Params& params, const ChainPlace& place, const Tokens& tokens, const unsigned char* stage,
-                                           const Exchange<P>& exchange) {
-  TokenSums out = {};
+__device__ __forceinline__ void read_state(const unsigned char* stage, const LaneRows& lane_rows, const Exchange<P>& exchange, TokenSums& out) {
+  const auto get = [&](int step, Fragment<P>& fragment) { get_fragment<P>(exchange.state, step, fragment); };
+  multiply_state<P, P::kSteps>(get, shared_address(stage) + P::kImage.read() + lane_rows.wide, 0, out, [](int) {});
+}
+
+/// sums += U^T A^T
+template <class P>
+__device__ __forceinline__ void read_updates(const Fragment<P> (&updates)[kChunk / 16], unsigned rows, TokenSums& sums) {
 #pragma unroll
-  for (int step = 0; step < P::kKeys / 16; ++step) {
-    Fragment<P> state;
-    get_fragment<P>(exchange.state, step, state);
-    multiply_channels<P>(state, stage + P::kImage.read(), step, out);
-  }
-  arrive_at_part(state_read(place), 2 * kWarpSize);
-  sync_part(updates_ready(place), 2 * kWarpSize);
+  for (int step = 0; step < kChunk / 16; ++step) multiply_tokens<P>(updates[step], rows, step, sums);
+}
+
+/// Takes what is not finite, and what comes after it, out of U^T as a left operand.
+template <class P>
+__device__ __forceinline__ void take_out_bad(Fragment<P> (&updates)[kChunk / 16], FirstBad& bad) {
+  TokenSums x = {};
 #pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step) {
-    Fragment<P> updates;
-    get_fragment<P>(exchange.updates, step, updates);
-    multiply_tokens<P>(updates, stage + P::kImage.attend(), step, out);
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int t = 0; t < P::kTerms; ++t) {
+        const float2 term = unpack<BFloat16>(updates[n / 2][t][n % 2 * 2 + half]);
+        x[n][half * 2] += term.x;
+        x[n][half * 2 + 1] += term.y;
+      }
+    }
   }
-  const int column = threadIdx.x % kWarpSize / 4;
-  put_nan({{exchange.first_bad[column], exchange.first_bad[8 + column]}}, out);
-  __syncwarp();  // every lane has its updates: their place is free
-  store_outputs<P>(params, place, tokens, out, exchange.updates);
+  take_out_bad(x, bad);
+#pragma unroll
+  for (int step = 0; step < kChunk / 16; ++step) pack_fragment<P>(x[step * 2], x[step * 2 + 1], updates[step]);
+}
+
+/// The outputs, from S^T (b q)^T: adds U^T A^T.
+template <class P>
+__device__ __forceinline__ void add_updates(const unsigned char* stage, const LaneRows& lane_rows, const Exchange<P>& exchange,
+                                            const TokenSums& from_state, TokenSums& out) {
+  const unsigned rows = shared_address(stage) + P::kImage.attend() + lane_rows.square;
+  Fragment<P> updates[kChunk / 16];
+#pragma unroll
+  for (int step = 0; step < kChunk / 16; ++step) get_fragment<P>(exchange.updates, step, updates[step]);
+  copy(from_state, out);
+  read_updates<P>(updates, rows, out);
+  if (!__any_sync(kFullWarp, !all_finite(out))) return;
+  FirstBad bad = {{kChunk, kChunk}};
+  take_out_bad<P>(updates, bad);
+  copy(from_state, out);
+  read_updates<P>(updates, rows, out);
+  put_nan(bad, out);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------ chain
 
+/// The ring of stages as a warp goes through it that uses what others load.
+template <class P>
+struct Ring {
+  const ChainShared<P>& shared;
+  unsigned char* memory;
+  CopyArrival* arrivals;
+  int slot = 0, round = 0;
+
+  __device__ Ring(const ChainShared<P>& s, unsigned char* m) : shared(s), memory(m), arrivals(arrivals_of(s, m)) {}
+  __device__ static CopyArrival* arrivals_of(const ChainShared<P>& s, unsigned char* m) {
+    return reinterpret_cast<CopyArrival*>(m + s.arrivals_offset());
+  }
+
+  /// Waits for the next stage and lets go of the one before.
+  __device__ __forceinline__ const unsigned char* next() {
+    if (shared.stages == 1) meet_all(shared.teams);
+    wait_for_arrival(arrivals[slot], round);
+    meet_all(shared.teams);
+    const unsigned char* stage = memory + slot * shared.stage_bytes();
+    if (++slot == shared.stages) {
+      slot = 0;
+      round ^= 1;
+    }
+    return stage;
+  }
+};
+
+/// The loading warp. A ring of one stage is filled when nobody needs the chunk before any more, a longer one meanwhile.
+template <class P>
+__device__ __forceinline__ void run_loading(const Params& params, const ChainPlace& place, const ChainShared<P>& shared, unsigned char* memory) {
+  CopyArrival* arrivals = Ring<P>::arrivals_of(shared, memory);
+  Loads<P> loads(params, place);
+  const int ahead = shared.stages - 1;
+  for (int i = 0; i < ahead; ++i) loads.start_next(params, place, shared, memory, arrivals);
+#pragma unroll 1
+  for (int left = place.chunks; left > 0; --left) {
+    if (ahead == 0) {
+      meet_all(shared.teams);
+      loads.start_next(params, place, shared, memory, arrivals);
+    }
+    wait_for_commits(ahead > 0 ? ahead - 1 : 0);
+    meet_all(shared.teams);
+    if (ahead > 0) loads.start_next(params, place, shared, memory, arrivals);
+  }
+}
+
+/// A reading warp.
+template <class P>
+__device__ __forceinline__ void run_reading(const Params& params, const ChainPlace& place, Ring<P> ring, const Exchange<P>& exchange) {
+  const LaneRows lane_rows(P::kKeys);
+  ChunkCursor cursor(Chunking::of(params.problem), place.tokens, 0);
+#pragma unroll 1
+  for (int left = place.chunks; left > 0; --left) {
+    const unsigned char* stage = ring.next();
+    TokenSums from_state = {}, out;
+    read_state<P>(stage, lane_rows, exchange, from_state);
+    arrive_at_part(state_read(place), kTeamThreads);
+    sync_part(updates_ready(place), kTeamThreads);
+    add_updates<P>(stage, lane_rows, exchange, from_state, out);
+    __syncwarp();  // every lane has its updates: their place is free
+    store_outputs<P>(params, place, cursor.next(), out, exchange.updates);
+  }
+}
+
+/// Which of a sequence's chunks end with an intermediate state, and where that goes.
+struct IntermediateStates {
+  int in_span, until;  // chunks of a span, and until the next one ends
+  int next, left;      // numbers
+
+  __device__ IntermediateStates(const Params& params, const ChainPlace& place) {
+    const Problem& p = params.problem;
+    const std::int64_t first =
+        params.first_states == nullptr ? place.sequence * p.intermediate_count(place.tokens) : params.first_states[place.sequence];
+    std::int64_t count = p.intermediate_count(place.tokens);
+    if (count > p.intermediate_capacity() - first) count = p.intermediate_capacity() - first;  // wrong offsets
+    next = static_cast<int>(first);
+    left = static_cast<int>(count);
+    in_span = until = left > 0 ? static_cast<int>(Chunking::of(p).in_span) : 0;
+  }
+  /// After each chunk: whether to store.
+  __device__ __forceinline__ bool is_next() {
+    if (left <= 0 || --until > 0) return false;
+    until = in_span;
+    --left;
+    return true;
+  }
+};
+
+/// A state warp.
+template <class P>
+__device__ __forceinline__ void run_state(const Params& params, const ChainPlace& place, Ring<P> ring, const Exchange<P>& exchange) {
+  const Problem& p = params.problem;
+  const LaneRows lane_rows(P::kKeys);
+  const int first = first_step<P>(place);
+  StateSums<P> state = {};
+  if (p.initial_state.present) load_state<P>(p, place, state);
+#pragma unroll
+  for (int step = 0; step < P::kHalfSteps; ++step) put_state<P>(state, first, step, exchange);
+  IntermediateStates intermediate(params, place);
+#pragma unroll 1
+  for (int left = place.chunks; left > 0; --left) {
+    const unsigned char* stage = ring.next();
+    step_state<P>(p, place, ring.shared, stage, lane_rows, exchange, first, state);
+    if (intermediate.is_next()) store_state<P>(p, place, p.intermediate_states, intermediate.next++, state);
+  }
+  if (p.final_state.present) store_state<P>(p, place, p.final_state, place.sequence, state);
+}
+
 /// One block's work. `memory`: shared.bytes() of shared memory.
 template <class P>
 __device__ __forceinline__ void run_chain(const Params& params, std::int64_t block, const ChainShared<P>& shared, unsigned char* memory) {
-  const Problem& p = params.problem;
-  const ChainPlace place = chain_place_of(params, block, shared.pairs);
-  const Exchange<P> exchange(memory + shared.stages * shared.stage_bytes(), place.pair);
-  ChunkCursor cursor(Chunking::of(p), place.tokens, 0), loads = cursor;
-  const unsigned char* image = params.factors + (place.chunks.first * p.value_heads + place.value_head) * P::kImage.bytes();
-  const int ahead = shared.stages - 1, stage_bytes = shared.stage_bytes();
-  StateSums<P> state = {};
-  std::int64_t stored = 0, most_stored = 0;  // intermediate states
-  if (place.reads) {
-    for (int i = 0; i < ahead; ++i) start_stage<P>(params, place, shared, loads, image, memory + i * stage_bytes);
+  const ChainPlace place = chain_place_of(params, block, shared.teams);
+  const Exchange<P> exchange(memory + shared.stages * shared.stage_bytes(), place.team);
+  if (threadIdx.x == 0) prepare_arrivals(Ring<P>::arrivals_of(shared, memory), shared.stages);
+  __syncthreads();
+  if (place.role == Role::loading) {
+    run_loading<P>(params, place, shared, memory);
+  } else if (place.role == Role::reading) {
+    run_reading<P>(params, place, Ring<P>(shared, memory), exchange);
   } else {
-    if (p.initial_state.present) load_state<P>(p, place, state);
-    put_state<P>(state, exchange);
-    stored = params.first_states == nullptr ? place.sequence * p.intermediate_count(place.tokens) : params.first_states[place.sequence];
-    most_stored = p.intermediate_capacity();
+    run_state<P>(params, place, Ring<P>(shared, memory), exchange);
   }
-  int slot = 0, next = ahead;  // next: the slot that is filled next
-#pragma unroll 1
-  for (std::int64_t chunk = 0; chunk < place.chunks.count; ++chunk) {
-    if (ahead == 0) {
-      __syncthreads();  // nobody needs the chunk before any more
-      if (place.reads) start_stage<P>(params, place, shared, loads, image, memory);
-    }
-    wait_for_stages(ahead > 0 ? ahead - 1 : 0);
-    __syncthreads();
-    const unsigned char* stage = memory + slot * stage_bytes;
-    const Tokens tokens = cursor.next();
-    if (place.reads) {
-      if (ahead > 0) start_stage<P>(params, place, shared, loads, image, memory + next * stage_bytes);
-      read_chunk<P>(params, place, tokens, stage, exchange);
-    } else {
-      step_state<P>(p, place, shared, stage, exchange, state);
-      sync_part(state_read(place), 2 * kWarpSize);
-      put_state<P>(state, exchange);
-      if (tokens.ends_span && stored < most_stored) store_state<P>(p, place, p.intermediate_states, stored++, state);
-    }
-    slot = slot + 1 == shared.stages ? 0 : slot + 1;
-    next = next + 1 == shared.stages ? 0 : next + 1;
-  }
-  if (!place.reads && p.final_state.present) store_state<P>(p, place, p.final_state, place.sequence, state);
 }
 
 }  // namespace delta_attention::chunkwise

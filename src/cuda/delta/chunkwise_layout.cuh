@@ -10,7 +10,9 @@
 
 namespace delta_attention::chunkwise {
 
-constexpr int kChunk = 32;  // tokens
+constexpr int kChunk = 32;      // tokens
+constexpr int kColumns = 16;    // value columns of a team of the chain's warps
+constexpr int kMostTeams = 2;   // a block
 
 /// What q, k, v and out are made of says how many bf16 terms hold a number: as many as its own bits ask for, and with the range of f32.
 template <class Element>
@@ -26,7 +28,6 @@ struct TermsOf<float> : std::integral_constant<int, 3> {};
 struct Tokens {
   std::int64_t begin;
   int rows;
-  bool ends_span;  // the state after them is an intermediate state
 };
 
 /// Sequences are cut into spans (from one intermediate state to the next; without them, one span), and spans into chunks, so that every
@@ -41,6 +42,7 @@ struct Chunking {
     return {span, ceil_div(span, kChunk)};
   }
   DELTA_ATTENTION_HOST_DEVICE std::int64_t chunks(std::int64_t tokens) const {
+    if (in_span > tokens) return ceil_div(tokens, kChunk);
     return tokens / span * in_span + ceil_div(tokens % span, kChunk);
   }
 };
@@ -50,7 +52,11 @@ class ChunkCursor {
  public:
   /// Before chunk `chunk`.
   __device__ ChunkCursor(const Chunking& chunking, const Sequence& sequence, std::int64_t chunk) : span_(chunking.span) {
-    const std::int64_t in_span = chunk % chunking.in_span * kChunk, before = chunk / chunking.in_span * span_ + in_span;
+    std::int64_t in_span = chunk * kChunk, before = in_span;
+    if (chunk >= chunking.in_span) {
+      in_span = chunk % chunking.in_span * kChunk;
+      before = chunk / chunking.in_span * span_ + in_span;
+    }
     begin_ = sequence.begin + before;
     left_ = sequence.length - before;
     left_of_span_ = span_ - in_span;
@@ -59,10 +65,10 @@ class ChunkCursor {
   __device__ __forceinline__ Tokens next() {
     std::int64_t rows = left_of_span_ < kChunk ? left_of_span_ : kChunk;
     if (left_ < rows) rows = left_ > 0 ? left_ : 0;
-    const Tokens tokens = {begin_, static_cast<int>(rows), rows == left_of_span_};
+    const Tokens tokens = {begin_, static_cast<int>(rows)};
     begin_ += rows;
     left_ -= rows;
-    left_of_span_ = tokens.ends_span ? span_ : left_of_span_ - rows;
+    left_of_span_ = rows == left_of_span_ ? span_ : left_of_span_ - rows;
     return tokens;
   }
 
@@ -108,8 +114,9 @@ __device__ __forceinline__ void split(float low, float high, unsigned (&terms)[k
 #pragma unroll
   for (int t = 0; t < kTerms; ++t) {
     terms[t] = pack<BFloat16>(low, high);
-    low -= unpack_low(terms[t]);
-    high -= unpack_high(terms[t]);
+    const float2 taken = unpack<BFloat16>(terms[t]);
+    low -= taken.x;
+    high -= taken.y;
   }
 }
 

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "cuda/delta/chunkwise_layout.cuh"
+#include "cuda/device/short_functions.cuh"
 #include "cuda/device/warp.cuh"
 #include "state/gate.h"
 
@@ -57,29 +58,36 @@ struct PrepareShared {
 
 /// The chunk that a block works on.
 struct ChunkPlace {
-  std::int64_t sequence, batch, value_head, key_head;
+  std::int64_t batch, value_head, key_head;
   Tokens tokens;
   unsigned char* image;
   bool exists;
 };
 
-__device__ __forceinline__ ChunkPlace chunk_place_of(const Params& params, std::int64_t block, int image_bytes) {
+/// (Blocks and heads are fewer than 2^31: 32-bit divisions are a quarter of the work of 64-bit ones.)
+__device__ __forceinline__ ChunkPlace chunk_place_of(const Params& params, unsigned block, int image_bytes) {
   const Problem& p = params.problem;
-  const std::int64_t chunk = block / p.value_heads, head = block % p.value_heads;
-  std::int64_t n = 0;
+  const auto heads = static_cast<unsigned>(p.value_heads);
+  const unsigned chunk = block / heads, head = block % heads;
+  std::int64_t n = 0, first = 0;
   if (params.first_chunks == nullptr) {
-    n = chunk / params.chunks;
+    n = chunk / static_cast<unsigned>(params.chunks);
+    first = n * params.chunks;
   } else {
     std::int64_t beyond = p.sequences;  // the last n with first_chunks[n] <= chunk
     if (chunk >= params.first_chunks[p.sequences]) return {};
     while (n + 1 < beyond) {
       const std::int64_t middle = (n + beyond) / 2;
-      (params.first_chunks[middle] <= chunk ? n : beyond) = middle;
+      const bool later = params.first_chunks[middle] <= chunk;
+      n = later ? middle : n;
+      beyond = later ? beyond : middle;
     }
+    first = params.first_chunks[n];
   }
   const Sequence sequence = p.sequence(n);
-  const Tokens tokens = ChunkCursor(Chunking::of(p), sequence, chunk - chunks_of(params, n).first).next();
-  return {n, sequence.batch, head, p.key_head(head), tokens, params.factors + block * image_bytes, true};
+  const Tokens tokens = ChunkCursor(Chunking::of(p), sequence, chunk - first).next();
+  const unsigned key_head = head / (heads / static_cast<unsigned>(p.heads));
+  return {sequence.batch, head, key_head, tokens, params.factors + std::int64_t{block} * image_bytes, true};
 }
 
 /// This lane's elements of a row block: [row][channel].
@@ -93,70 +101,142 @@ struct Share {
   int channel = slab * kSlab + lane * 2;
 };
 
+/// Gates into decays, in place. Beside products of bf16 numbers the special function unit is exact enough.
+template <class P, int kRows, int kChannels>
+__device__ __forceinline__ void make_decays(const Problem& p, float exp_a_log, const float (&bias)[kChannels], float (&x)[kRows][kChannels]) {
+  const auto for_all = [&](const auto& decay) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+      for (int e = 0; e < kChannels; ++e) x[i][e] = decay(x[i][e], bias[e]);
+    }
+  };
+  const float bound = p.gate_lower_bound;
+  if constexpr (P::kTerms > 1) {
+    return for_all([&](float g, float b) { return decay_factor(g, p.gate_space, exp_a_log, b, bound); });
+  } else {
+    switch (p.gate_space) {
+      case GateSpace::log: return for_all([](float g, float) { return short_exp(g); });
+      case GateSpace::log2: return for_all([](float g, float) { return short_exp(g * kLn2); });
+      case GateSpace::linear: return;
+      case GateSpace::softplus: return for_all([=](float g, float b) { return short_exp(-exp_a_log * short_softplus(g + b)); });
+      case GateSpace::lower_bound: {
+        const float slope = -kLog2E * exp_a_log;
+        return for_all([=](float g, float b) { return short_exp(bound * reciprocal_approx(1.0f + exp2_approx(slope * (g + b)))); });
+      }
+    }
+  }
+}
+
 template <class Element>
 struct alignas(sizeof(Element) * 2) ElementPair {
   Element low, high;
 };
 
-/// Rows of one operand whose row 0 starts at element `start`; what does not exist is 0.
+/// How much of this lane's share exists.
+struct Extent {
+  int rows, channels;
+  bool all;  // of the whole warp's share
+
+  __device__ Extent(const Problem& p, const ChunkPlace& place, const Share& share)
+      : rows(place.tokens.rows - share.first_row),
+        channels(static_cast<int>(p.key_dim) - share.channel),
+        all(rows >= kRowBlock && p.key_dim >= (share.slab + 1) * kSlab) {}
+};
+
+/// Rows of one operand on their way: all loads of a thread are started before any is waited for.
 template <class Element>
-__device__ __forceinline__ void load_rows(const void* data, std::int64_t start, std::int64_t stride, int rows, int channels, bool pairs,
-                                             Rows& x) {
-  const Element* from = static_cast<const Element*>(data) + start;
+struct RawRows {
+  ElementPair<Element> pair[kRowBlock];
+
+  /// Row 0 starts at element `start`. What does not exist is not read.
+  __device__ __forceinline__ void start(const void* data, std::int64_t start, std::int64_t stride, const Extent& extent, bool pairs) {
+    const Element* from = static_cast<const Element*>(data) + start;
+    if (extent.all && pairs) {
 #pragma unroll
-  for (int i = 0; i < kRowBlock; ++i, from += stride) {
-    x[i][0] = x[i][1] = 0.0f;
-    if (i < rows && pairs && channels > 0) {
-      const auto pair = *reinterpret_cast<const ElementPair<Element>*>(from);
-      x[i][0] = to_float(pair.low);
-      x[i][1] = to_float(pair.high);
-    } else if (i < rows) {
-      if (channels > 0) x[i][0] = to_float(from[0]);
-      if (channels > 1) x[i][1] = to_float(from[1]);
+      for (int i = 0; i < kRowBlock; ++i, from += stride) pair[i] = *reinterpret_cast<const ElementPair<Element>*>(from);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kRowBlock; ++i, from += stride) {
+      if (i < extent.rows && extent.channels > 0) pair[i] = {from[0], from[extent.channels > 1 ? 1 : 0]};
     }
   }
+  /// What does not exist is `otherwise`.
+  __device__ __forceinline__ void finish(const Extent& extent, float otherwise, Rows& x) const {
+    if (extent.all) {
+#pragma unroll
+      for (int i = 0; i < kRowBlock; ++i) {
+        x[i][0] = to_float(pair[i].low);
+        x[i][1] = to_float(pair[i].high);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kRowBlock; ++i) {
+      x[i][0] = i < extent.rows && extent.channels > 0 ? to_float(pair[i].low) : otherwise;
+      x[i][1] = i < extent.rows && extent.channels > 1 ? to_float(pair[i].high) : otherwise;
+    }
+  }
+};
+
+/// Starts loading this lane's rows of q or k.
+template <class Element>
+__device__ __forceinline__ void start_heads(const ChunkPlace& place, const Share& share, const Extent& extent, const InputOperand& x,
+                                            bool pairs, RawRows<Element>& raw) {
+  const std::int64_t start = x.offset(place.batch, place.tokens.begin + share.first_row, place.key_head, share.channel);
+  raw.start(x.data, start, x.strides[1], extent, pairs);
 }
 
-/// This lane's rows of q or k.
-template <class P>
-__device__ __forceinline__ void load_heads(const Problem& p, const ChunkPlace& place, const Share& share, const InputOperand& x, bool pairs,
-                                           Rows& rows) {
-  const std::int64_t start = x.offset(place.batch, place.tokens.begin + share.first_row, place.key_head, share.channel);
-  load_rows<typename P::Element>(x.data, start, x.strides[1], place.tokens.rows - share.first_row,
-                                 static_cast<int>(p.key_dim) - share.channel, pairs, rows);
+/// This lane's elements of a gate with one decay a channel.
+template <class Element>
+__device__ __forceinline__ void load_gates(const Params& params, const ChunkPlace& place, const Share& share, const Extent& extent, Rows& x) {
+  const InputOperand& gate = params.problem.log_decay;
+  const std::int64_t start = gate.offset(place.batch, place.tokens.begin + share.first_row, place.value_head, share.channel);
+  RawRows<Element> raw;
+  raw.start(gate.data, start, gate.strides[1], extent, params.pairs_in_gate);
+  raw.finish(extent, 0.0f, x);
 }
 
 /// This lane's decays: 1 where there is no token or channel.
-__device__ __forceinline__ void load_decays(const Params& params, const ChunkPlace& place, const Share& share, Rows& decays) {
+template <class P>
+__device__ __forceinline__ void load_decays(const Params& params, const ChunkPlace& place, const Share& share, const Extent& extent,
+                                            Rows& decays) {
   const Problem& p = params.problem;
-  const int rows = place.tokens.rows - share.first_row, channels = static_cast<int>(p.key_dim) - share.channel;
+  if (p.gate == Gate::none) {
 #pragma unroll
-  for (int i = 0; i < kRowBlock; ++i) decays[i][0] = decays[i][1] = 1.0f;
-  if (p.gate == Gate::none) return;
-  const InputOperand& gate = p.log_decay;
-  const DecayReader reader(p, place.value_head);
-  const std::int64_t token = place.tokens.begin + share.first_row;
-  if (p.gate == Gate::scalar) {
-    const bool own = share.lane < kRowBlock && share.lane < rows;
-    const float decay = own ? reader.decay(reader.load(place.batch, token + share.lane, 0), 0) : 1.0f;
-#pragma unroll
-    for (int i = 0; i < kRowBlock; ++i) decays[i][0] = decays[i][1] = __shfl_sync(kFullWarp, decay, i);
+    for (int i = 0; i < kRowBlock; ++i) decays[i][0] = decays[i][1] = 1.0f;
     return;
   }
-  if (channels <= 0) return;
-  Rows raw;
-  const std::int64_t start = gate.offset(place.batch, token, place.value_head, share.channel);
-  const bool pairs = params.pairs_in_gate;
-  if (gate.dtype == DType::f32) load_rows<float>(gate.data, start, gate.strides[1], rows, channels, pairs, raw);
-  if (gate.dtype == DType::f16) load_rows<Half>(gate.data, start, gate.strides[1], rows, channels, pairs, raw);
-  if (gate.dtype == DType::bf16) load_rows<BFloat16>(gate.data, start, gate.strides[1], rows, channels, pairs, raw);
+  const DecayReader reader(p, place.value_head);
+  if (p.gate == Gate::scalar) {
+    float decay[1][1] = {{1.0f}};
+    if (share.lane < kRowBlock && share.lane < extent.rows) {
+      decay[0][0] = reader.load(place.batch, place.tokens.begin + share.first_row + share.lane, 0);
+      const float bias[1] = {reader.bias(0)};
+      make_decays<P>(p, reader.exp_a_log, bias, decay);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowBlock; ++i) decays[i][0] = decays[i][1] = __shfl_sync(kFullWarp, decay[0][0], i);
+    return;
+  }
+  float bias[2] = {};
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    if (e >= channels) continue;
-    const float bias = reader.bias(share.channel + e);
+    if (e < extent.channels) bias[e] = reader.bias(share.channel + e);
+  }
+  switch (p.log_decay.dtype) {
+    case DType::f16: load_gates<Half>(params, place, share, extent, decays); break;
+    case DType::bf16: load_gates<BFloat16>(params, place, share, extent, decays); break;
+    default: load_gates<float>(params, place, share, extent, decays);
+  }
+  make_decays<P>(p, reader.exp_a_log, bias, decays);
+  if (extent.all) return;
 #pragma unroll
-    for (int i = 0; i < kRowBlock; ++i) {
-      if (i < rows) decays[i][e] = decay_factor(raw[i][e], p.gate_space, reader.exp_a_log, bias, p.gate_lower_bound);
+  for (int i = 0; i < kRowBlock; ++i) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (i >= extent.rows || e >= extent.channels) decays[i][e] = 1.0f;
     }
   }
 }
@@ -179,14 +259,13 @@ __device__ __forceinline__ void sum_squares(const Share& share, const Rows& k, c
 template <class P>
 __device__ __forceinline__ void scale_rows(const Problem& p, const Share& share, Rows& k, Rows& q, PrepareShared<P>& shared) {
   const int which = share.lane / kRowBlock % 2, row = share.first_row + share.lane % kRowBlock;
-  float factor = 1.0f;
+  float factor = which == kOfQueries ? p.scale : 1.0f;
   if (p.qk_l2norm) {
     float squares = 0.0f;
 #pragma unroll
     for (int slab = 0; slab < P::kKeys / kSlab; ++slab) squares += shared.squares[slab][which][row];
-    factor = l2norm_factor(squares);
+    factor *= l2norm_factor(squares);
   }
-  if (which == kOfQueries) factor *= p.scale;
   if (share.slab == 0 && share.lane < 2 * kRowBlock) shared.factors[which][row] = factor;
 #pragma unroll
   for (int i = 0; i < kRowBlock; ++i) {
@@ -199,27 +278,9 @@ __device__ __forceinline__ void scale_rows(const Problem& p, const Share& share,
   }
 }
 
-/// A pair of this lane's channels into a plane or several of the image.
-template <class P>
-__device__ __forceinline__ void store_wide(unsigned char* image, int matrix, int row, int channel, float low, float high) {
-  unsigned terms[P::kTerms];
-  split(low, high, terms);
-#pragma unroll
-  for (int t = 0; t < P::kTerms; ++t) {
-    *reinterpret_cast<unsigned*>(image + matrix + t * P::kImage.wide() + wide_offset(row, channel, P::kKeys)) = terms[t];
-  }
-}
-
-template <class P>
-__device__ __forceinline__ void store_copy(PrepareShared<P>& shared, int copy, int row, int channel, float low, float high) {
-  const int in_width = channel % P::kWidth;
-  const int piece = swizzled<P::kWidth / 4>(copy + row, in_width / 4);
-  reinterpret_cast<float2*>(shared.copies)[piece * 2 + in_width % 4 / 2] = make_float2(low, high);
-}
-
 /// What the decays of the other row blocks multiply to, for this lane's channels.
 struct Around {
-  float2 before = {1.0f, 1.0f}, after = {1.0f, 1.0f};
+  float before[2] = {1.0f, 1.0f}, after[2] = {1.0f, 1.0f};
 };
 template <class P>
 __device__ __forceinline__ Around around(const Share& share, const PrepareShared<P>& shared) {
@@ -227,60 +288,110 @@ __device__ __forceinline__ Around around(const Share& share, const PrepareShared
 #pragma unroll
   for (int b = 0; b < kRowBlocks; ++b) {
     const float2 d = *reinterpret_cast<const float2*>(&shared.block_decays[b][share.channel]);
-    float2* side = b < share.block ? &a.before : &a.after;
-    if (b == share.block) continue;
-    side->x *= d.x;
-    side->y *= d.y;
+    const bool before = b < share.block, after = b > share.block;
+    a.before[0] *= before ? d.x : 1.0f;
+    a.before[1] *= before ? d.y : 1.0f;
+    a.after[0] *= after ? d.x : 1.0f;
+    a.after[1] *= after ? d.y : 1.0f;
   }
   return a;
 }
 
-/// The chain's factors of this lane's rows and channels.
+/// Where this lane's elements go, in the image and among the copies: its channels of row 0; those of row i of the block differ from it by i
+/// rows, and by an exclusive or with i in the number of their 16-byte piece.
 template <class P>
-__device__ __forceinline__ void store_factors(const Problem& p, const Share& share, const Rows& k, const Rows& q, const Rows& decays,
-                                              const PrepareShared<P>& shared, unsigned char* image) {
-  const Around a = around(share, shared);
-  float up[2] = {a.before.x, a.before.y}, down[2] = {a.after.x, a.after.y};
+struct Targets {
+  unsigned char* image;
+  unsigned char* copies;
+  int image_piece, copies_piece;  // bytes
+
+  __device__ Targets(const Share& share, unsigned char* chunk_image, PrepareShared<P>& shared)
+      : image(chunk_image + share.first_row * P::kKeys * 2 + share.channel % 8 * 2),
+        copies(reinterpret_cast<unsigned char*>(shared.copies) + share.first_row * P::kWidth * 4 + share.channel % 4 * 4),
+        image_piece(share.channel / 8 * 16),
+        copies_piece(share.channel % P::kWidth / 4 * 16) {}
+
+  /// A pair of channels of row i into a matrix of the image.
+  __device__ __forceinline__ void store_factor(int matrix, int i, float low, float high) const {
+    unsigned terms[P::kTerms];
+    split(low, high, terms);
+#pragma unroll
+    for (int t = 0; t < P::kTerms; ++t) {
+      *reinterpret_cast<unsigned*>(image + (image_piece ^ (i * 16)) + matrix + t * P::kImage.wide() + i * P::kKeys * 2) = terms[t];
+    }
+  }
+  /// The same into a copy. (Where scores are products of single tf32 numbers, copies are rounded to that.)
+  __device__ __forceinline__ void store_copy(int copy, int i, float low, float high) const {
+    if constexpr (P::kTerms == 1) {
+      low = round_for_tf32(low);
+      high = round_for_tf32(high);
+    }
+    *reinterpret_cast<float2*>(copies + (copies_piece ^ (i * 16)) + (copy + i) * P::kWidth * 4) = make_float2(low, high);
+  }
+};
+
+/// Whether some quotient of this warp's rows would be out of range.
+__device__ __forceinline__ bool any_beyond_quotients(const Rows& decays) {
+  float up[2] = {1.0f, 1.0f}, least = 1.0f;
 #pragma unroll
   for (int i = 0; i < kRowBlock; ++i) {
-    const int row = share.first_row + i, back = kRowBlock - 1 - i;
 #pragma unroll
-    for (int e = 0; e < 2; ++e) up[e] *= decays[i][e];
-    if (p.update == Update::delta) store_wide<P>(image, P::kImage.predict(), row, share.channel, -k[i][0] * up[0], -k[i][1] * up[1]);
-    store_wide<P>(image, P::kImage.read(), row, share.channel, q[i][0] * up[0], q[i][1] * up[1]);
-    store_wide<P>(image, P::kImage.accumulate(), share.first_row + back, share.channel, k[back][0] * down[0], k[back][1] * down[1]);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) down[e] *= decays[back][e];
+    for (int e = 0; e < 2; ++e) {
+      up[e] *= decays[i][e];
+      least = fminf(least, up[e]);
+    }
   }
-  if (share.block == kRowBlocks - 1) {
-    reinterpret_cast<float2*>(image + P::kImage.decays())[share.channel / 2] = make_float2(up[0], up[1]);
-  }
+  const bool in_range = least >= kLeastQuotient && up[0] >= kLeastQuotient && up[1] >= kLeastQuotient;  // the last two: NaN stays NaN
+  return __any_sync(kFullWarp, !in_range);
 }
 
-/// The copies that scores are made of; returns the rows (bits) whose quotients would be out of range.
-template <class P>
-__device__ __forceinline__ unsigned store_copies(const Share& share, const Rows& k, const Rows& q, const Rows& decays, PrepareShared<P>& shared) {
+/// What this lane's rows and channels give: the chain's factors, and the copies that scores are made of. Returns the rows (bits) whose
+/// quotients would be out of range; only with kChecked there may be any.
+template <class P, bool kChecked>
+__device__ __forceinline__ unsigned store_elements(const Problem& p, const Share& share, const Rows& k, const Rows& q, const Rows& decays,
+                                                   unsigned char* image, PrepareShared<P>& shared) {
+  const Around a = around(share, shared);
+  const Targets<P> to(share, image, shared);
+  const bool is_delta = p.update == Update::delta;
   unsigned beyond = 0;
   float up[2] = {1.0f, 1.0f}, down[2] = {1.0f, 1.0f};
 #pragma unroll
   for (int i = 0; i < kRowBlock; ++i) {
-    const int row = share.first_row + i, back = kRowBlock - 1 - i;
-    float quotient[2];
+    float from_k[2], from_q[2], quotient[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       up[e] *= decays[i][e];
-      const bool in_range = up[e] >= kLeastQuotient;
-      quotient[e] = in_range ? __fdividef(k[i][e], up[e]) : 0.0f;
-      beyond |= static_cast<unsigned>(!in_range) << row;
+      from_k[e] = k[i][e] * up[e];
+      from_q[e] = q[i][e] * up[e];
+      quotient[e] = k[i][e] * reciprocal_approx(up[e]);
+      if constexpr (kChecked) {
+        const bool in_range = up[e] >= kLeastQuotient;
+        if (!in_range) quotient[e] = 0.0f;
+        beyond |= static_cast<unsigned>(!in_range) << (share.first_row + i);
+      }
     }
-    store_copy(shared, kDecayedKeys, row, share.channel, k[i][0] * up[0], k[i][1] * up[1]);
-    store_copy(shared, kDecayedQueries, row, share.channel, q[i][0] * up[0], q[i][1] * up[1]);
-    store_copy(shared, kQuotientKeys, row, share.channel, quotient[0], quotient[1]);
-    if (share.block < kRowBlocks - 1) {
-      store_copy(shared, kEndKeys, share.first_row + back, share.channel, k[back][0] * down[0], k[back][1] * down[1]);
+    if (is_delta) {
+      to.store_copy(kDecayedKeys, i, from_k[0], from_k[1]);
+      to.store_factor(P::kImage.predict(), i, -from_k[0] * a.before[0], -from_k[1] * a.before[1]);
     }
+    to.store_copy(kDecayedQueries, i, from_q[0], from_q[1]);
+    to.store_factor(P::kImage.read(), i, from_q[0] * a.before[0], from_q[1] * a.before[1]);
+    to.store_copy(kQuotientKeys, i, quotient[0], quotient[1]);
+  }
 #pragma unroll
-    for (int e = 0; e < 2; ++e) down[e] *= decays[back][e];
+  for (int i = kRowBlock - 1; i >= 0; --i) {
+    float to_end[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      to_end[e] = k[i][e] * down[e];
+      down[e] *= decays[i][e];
+    }
+    if (share.block < kRowBlocks - 1) to.store_copy(kEndKeys, i, to_end[0], to_end[1]);
+    to.store_factor(P::kImage.accumulate(), i, to_end[0] * a.after[0], to_end[1] * a.after[1]);
+  }
+  if (share.block == 0) {
+    const float2 over_chunk = make_float2(up[0] * a.after[0], up[1] * a.after[1]);
+    reinterpret_cast<float2*>(image + P::kImage.decays())[share.channel / 2] = over_chunk;
   }
   return beyond;
 }
@@ -308,54 +419,65 @@ __device__ __forceinline__ Tile tile_of(int i) {
   }
 }
 
-/// c += a b: one tf32 product, or three of operands in two terms.
-template <bool kSplit>
-__device__ __forceinline__ void multiply_scores(const float (&a)[4], const float (&b)[2], float (&c)[4]) {
-  unsigned a_high[4], b_high[2];
+/// c += a b in f32 precision: three tf32 products of operands in two terms.
+__device__ __forceinline__ void multiply_add_split(const unsigned (&a)[4], const unsigned (&b)[2], float (&c)[4]) {
+  unsigned a_high[4], b_high[2], a_low[4], b_low[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) a_high[i] = to_tf32(a[i]);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) b_high[i] = to_tf32(b[i]);
-  if constexpr (kSplit) {
-    unsigned a_low[4], b_low[2];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) a_low[i] = to_tf32(a[i] - __uint_as_float(a_high[i]));
-#pragma unroll
-    for (int i = 0; i < 2; ++i) b_low[i] = to_tf32(b[i] - __uint_as_float(b_high[i]));
-    multiply_add_tf32(a_low, b_high, c);
-    multiply_add_tf32(a_high, b_low, c);
+  for (int i = 0; i < 4; ++i) {
+    a_high[i] = to_tf32(__uint_as_float(a[i]));
+    a_low[i] = to_tf32(__uint_as_float(a[i]) - __uint_as_float(a_high[i]));
   }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    b_high[i] = to_tf32(__uint_as_float(b[i]));
+    b_low[i] = to_tf32(__uint_as_float(b[i]) - __uint_as_float(b_high[i]));
+  }
+  multiply_add_tf32(a_low, b_high, c);
+  multiply_add_tf32(a_high, b_low, c);
   multiply_add_tf32(a_high, b_high, c);
 }
 
-/// The tile's scores over the channels of pass `pass`. Across the chunk's middle, the last row block's rows start a block earlier and the
-/// first block's keys end a block later than their copies do.
+/// A copy's number times a decay, rounded as copies are.
 template <class P>
+__device__ __forceinline__ unsigned decayed(unsigned x, float decay) {
+  if constexpr (P::kTerms > 1) return __float_as_uint(__uint_as_float(x) * decay);
+  return __float_as_uint(round_for_tf32(__uint_as_float(x & 0xffffe000u) * decay));  // without what rounding has left below
+}
+
+/// The tile's scores over the channels of pass `pass`. Across the chunk's middle (kAcross), the last row block's rows start a block earlier
+/// and the first block's keys end a block later than their copies do.
+template <class P, bool kAcross>
 __device__ __forceinline__ void multiply_tile(const Tile& tile, int queries, int pass, const PrepareShared<P>& shared, float (&scores)[4]) {
-  constexpr int kPieces = P::kWidth / 4;
   const int lane = threadIdx.x % kWarpSize;
   const auto* copies = reinterpret_cast<const uint4*>(shared.copies);
+  // Where the first channels are; those of later steps differ from it in bits that exclusive or changes, also in a swizzled row.
   const int a_row = queries + tile.first_row + lane % 16, b_row = tile.keys + tile.key_block * kRowBlock + lane % 8;
-#pragma unroll 2
+  const unsigned a_start = shared_address(copies + swizzled<P::kWidth / 4>(a_row, lane / 16));
+  const unsigned b_start = shared_address(copies + swizzled<P::kWidth / 4>(b_row, lane / 8));
+  const float* query_decays = &shared.block_decays[2][pass * P::kWidth + lane % 4];
+  const float* key_decays = &shared.block_decays[1][pass * P::kWidth + lane % 4];
+#pragma unroll
   for (int c = 0; c < P::kWidth; c += 16) {
-    unsigned raw_a[2][4], raw_b[4];
-    load_matrices(shared_address(copies + swizzled<kPieces>(a_row, c / 4 + lane / 16)), raw_a[0]);
-    load_matrices(shared_address(copies + swizzled<kPieces>(a_row, c / 4 + 2 + lane / 16)), raw_a[1]);
-    load_matrices(shared_address(copies + swizzled<kPieces>(b_row, c / 4 + lane / 8)), raw_b);
+    unsigned a[2][4], both_b[4];
+    load_matrices(a_start ^ (c * 4), a[0]);
+    load_matrices(a_start ^ (c * 4 + 32), a[1]);
+    load_matrices(b_start ^ (c * 4), both_b);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float a[4], b[2];
+      unsigned b[2] = {both_b[half * 2], both_b[half * 2 + 1]};
+      if constexpr (kAcross) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = __uint_as_float(raw_a[half][i]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        b[i] = __uint_as_float(raw_b[half * 2 + i]);
-        if (!tile.across) continue;
-        const int channel = pass * P::kWidth + c + half * 8 + i * 4 + lane % 4;
-        a[i * 2 + 1] *= shared.block_decays[2][channel];
-        if (tile.key_block == 0) b[i] *= shared.block_decays[1][channel];
+        for (int i = 0; i < 2; ++i) {
+          const int channel = c + half * 8 + i * 4;
+          a[half][i * 2 + 1] = decayed<P>(a[half][i * 2 + 1], query_decays[channel]);
+          if (tile.key_block == 0) b[i] = decayed<P>(b[i], key_decays[channel]);
+        }
       }
-      multiply_scores<(P::kTerms > 1)>(a, b, scores);
+      if constexpr (P::kTerms == 1) {
+        multiply_add_tf32(a[half], b, scores);
+      } else {
+        multiply_add_split(a[half], b, scores);
+      }
     }
   }
 }
@@ -369,7 +491,12 @@ __device__ __forceinline__ void multiply_pass(const Problem& p, int pass, Prepar
     const int matrix = job / 8;
     if (matrix == kOfKeys && p.update == Update::additive) continue;
     float sums[4] = {};
-    multiply_tile(tile, matrix == kOfKeys ? kDecayedKeys : kDecayedQueries, pass, shared, sums);
+    const int queries = matrix == kOfKeys ? kDecayedKeys : kDecayedQueries;
+    if (tile.across) {
+      multiply_tile<P, true>(tile, queries, pass, shared, sums);
+    } else {
+      multiply_tile<P, false>(tile, queries, pass, shared, sums);
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (!(half == 0 ? tile.upper : tile.lower)) continue;
@@ -416,48 +543,80 @@ __device__ __forceinline__ void sum_pairs(const Params& params, const ChunkPlace
   }
 }
 
-/// T = (I + L)^-1 diag(beta) with L_ij = beta_i <k_i, k_j>, j < i, by substitution in f32. One warp, a lane a column.
+constexpr int kHalf = kChunk / 2;
+
+/// L_ij = beta_i <k_i, k_j>, j < i, of which shared.scores[kOfKeys] holds the scores; (I + L)^-1 takes their place, block by block.
+///
+/// The inverses of the two 16 x 16 blocks on the diagonal, by substitution in f32. One warp, a lane a column of either.
 template <class P>
-__device__ __forceinline__ void solve(const PrepareShared<P>& shared, unsigned char* image) {
-  const int column = threadIdx.x % kWarpSize;
-  const float own_beta = shared.betas[column];
-  float x[kChunk];
+__device__ __forceinline__ void invert_diagonal(PrepareShared<P>& shared) {
+  const int lane = threadIdx.x % kWarpSize, first = lane / kHalf * kHalf, column = lane % kHalf;
+  float* block = &shared.scores[kOfKeys][first * kScorePitch + first];
+  float x[kHalf];
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    const float* row = &shared.scores[kOfKeys][i * kScorePitch];
+  for (int i = 0; i < kHalf; ++i) {
     float sums[2] = {};
 #pragma unroll
-    for (int j = 0; j < i; ++j) sums[j % 2] = fmaf(row[j], x[j], sums[j % 2]);
-    x[i] = (i == column ? 1.0f : 0.0f) - shared.betas[i] * (sums[0] + sums[1]);
-    unsigned terms[P::kTerms];
-    split(i >= column ? x[i] * own_beta : 0.0f, 0.0f, terms);
-#pragma unroll
-    for (int t = 0; t < P::kTerms; ++t) {
-      const int at = P::kImage.solve() + t * P::kImage.square() + square_offset(i, column);
-      *reinterpret_cast<std::uint16_t*>(image + at) = static_cast<std::uint16_t>(terms[t]);
-    }
+    for (int j = 0; j < i; ++j) sums[j % 2] = fmaf(block[i * kScorePitch + j], x[j], sums[j % 2]);
+    x[i] = (i == column ? 1.0f : 0.0f) - shared.betas[first + i] * (sums[0] + sums[1]);
   }
+  __syncwarp();  // every lane has read the block
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) block[i * kScorePitch + column] = i >= column ? x[i] : 0.0f;
 }
 
-/// A: the scores that a query sees.
+/// One element of a product of 16 x 16 blocks: row `row` of a and column `column` of b.
+__device__ __forceinline__ float product_element(const float* a, const float* b, int row, int column) {
+  float sums[2] = {};
+#pragma unroll
+  for (int k = 0; k < kHalf; k += 4) {
+    const float4 in_a = *reinterpret_cast<const float4*>(&a[row * kScorePitch + k]);
+    sums[0] = fmaf(in_a.x, b[k * kScorePitch + column], sums[0]);
+    sums[1] = fmaf(in_a.y, b[(k + 1) * kScorePitch + column], sums[1]);
+    sums[0] = fmaf(in_a.z, b[(k + 2) * kScorePitch + column], sums[0]);
+    sums[1] = fmaf(in_a.w, b[(k + 3) * kScorePitch + column], sums[1]);
+  }
+  return sums[0] + sums[1];
+}
+
+/// Calls visit(row, column) for this thread's elements of a 16 x 16 block.
+template <class P, class Visit>
+__device__ __forceinline__ void for_block(const Visit& visit) {
+#pragma unroll
+  for (int i = threadIdx.x; i < kHalf * kHalf; i += P::kThreads) visit(i / kHalf, i % kHalf);
+}
+
+/// The block below the diagonal, from its two neighbours on it: X21 = -X22 L21 X11. All threads.
 template <class P>
-__device__ __forceinline__ void store_attend(const PrepareShared<P>& shared, int thread, int threads, unsigned char* image) {
+__device__ __forceinline__ void merge_inverses(PrepareShared<P>& shared) {
+  float* upper = shared.scores[kOfKeys];  // X11
+  float *right = upper + kHalf, *below = upper + kHalf * kScorePitch, *lower = below + kHalf;
+  for_block<P>([&](int row, int column) {  // L21 X11, where nothing else is
+    right[row * kScorePitch + column] = shared.betas[kHalf + row] * product_element(below, upper, row, column);
+  });
+  __syncthreads();
+  for_block<P>([&](int row, int column) { below[row * kScorePitch + column] = -product_element(lower, right, row, column); });
+  __syncthreads();
+}
+
+/// The lower triangle of `matrix`, its columns multiplied with `factors` if there are any, into the image. `threads` threads, this one number
+/// `thread` among them.
+template <class P>
+__device__ __forceinline__ void store_square(const float* matrix, const float* factors, int thread, int threads, unsigned char* to) {
   for (int i = thread; i < kChunk * kChunk / 2; i += threads) {
     const int row = i / (kChunk / 2), column = i % (kChunk / 2) * 2;
-    const float* score = &shared.scores[kOfQueries][row * kScorePitch + column];
+    const float* x = &matrix[row * kScorePitch + column];
+    const float low = factors != nullptr ? x[0] * factors[column] : x[0], high = factors != nullptr ? x[1] * factors[column + 1] : x[1];
     unsigned terms[P::kTerms];
-    split(column <= row ? score[0] : 0.0f, column + 1 <= row ? score[1] : 0.0f, terms);
+    split(column <= row ? low : 0.0f, column + 1 <= row ? high : 0.0f, terms);
 #pragma unroll
-    for (int t = 0; t < P::kTerms; ++t) {
-      const int at = P::kImage.attend() + t * P::kImage.square() + square_offset(row, column);
-      *reinterpret_cast<unsigned*>(image + at) = terms[t];
-    }
+    for (int t = 0; t < P::kTerms; ++t) *reinterpret_cast<unsigned*>(to + t * P::kImage.square() + square_offset(row, column)) = terms[t];
   }
 }
 
 /// All factors of one chunk of one value head. All threads of the block.
 template <class P>
-__device__ __forceinline__ void prepare_chunk(const Params& params, std::int64_t block, PrepareShared<P>& shared) {
+__device__ __forceinline__ void prepare_chunk(const Params& params, unsigned block, PrepareShared<P>& shared) {
   const Problem& p = params.problem;
   const ChunkPlace place = chunk_place_of(params, block, P::kImage.bytes());
   if (!place.exists) return;
@@ -471,9 +630,13 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, std::int64_t
   if (threadIdx.x == 0) shared.beyond_quotients = 0;
 
   Rows k, q, decays;
-  load_heads<P>(p, place, share, p.k, params.pairs_in_k, k);
-  load_heads<P>(p, place, share, p.q, params.pairs_in_q, q);
-  load_decays(params, place, share, decays);
+  const Extent extent(p, place, share);
+  RawRows<typename P::Element> raw_k, raw_q;
+  start_heads(place, share, extent, p.k, params.pairs_in_k, raw_k);
+  start_heads(place, share, extent, p.q, params.pairs_in_q, raw_q);
+  load_decays<P>(params, place, share, extent, decays);
+  raw_k.finish(extent, 0.0f, k);
+  raw_q.finish(extent, 0.0f, q);
   if (p.qk_l2norm) sum_squares(share, k, q, shared);
   float block_decay[2] = {1.0f, 1.0f};
 #pragma unroll
@@ -485,13 +648,16 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, std::int64_t
   __syncthreads();
 
   scale_rows(p, share, k, q, shared);
-  store_factors(p, share, k, q, decays, shared, place.image);
 #pragma unroll
   for (int pass = 0; pass < P::kPasses; ++pass) {
     if (pass > 0) __syncthreads();  // the products of the pass before have read their copies
     if (share.channel / P::kWidth == pass) {
-      const unsigned beyond = __reduce_or_sync(kFullWarp, store_copies(share, k, q, decays, shared));
-      if (share.lane == 0 && beyond != 0) atomicOr(&shared.beyond_quotients, beyond);
+      if (any_beyond_quotients(decays)) {
+        const unsigned beyond = __reduce_or_sync(kFullWarp, store_elements<P, true>(p, share, k, q, decays, place.image, shared));
+        if (share.lane == 0) atomicOr(&shared.beyond_quotients, beyond);
+      } else {
+        store_elements<P, false>(p, share, k, q, decays, place.image, shared);
+      }
     }
     __syncthreads();
     multiply_pass(p, pass, shared);
@@ -503,11 +669,19 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, std::int64_t
     }
     __syncthreads();
   }
-  if (share.warp > 0) {
-    store_attend(shared, threadIdx.x - kWarpSize, P::kThreads - kWarpSize, place.image);
-  } else if (p.update == Update::delta) {
-    solve(shared, place.image);
+  const float* queries = shared.scores[kOfQueries];
+  if (p.update == Update::additive) {
+    store_square<P>(queries, nullptr, threadIdx.x, P::kThreads, place.image + P::kImage.attend());
+    return;
   }
+  if (share.warp == 0) {
+    invert_diagonal(shared);
+  } else {
+    store_square<P>(queries, nullptr, threadIdx.x - kWarpSize, P::kThreads - kWarpSize, place.image + P::kImage.attend());
+  }
+  __syncthreads();
+  merge_inverses(shared);
+  store_square<P>(shared.scores[kOfKeys], shared.betas, threadIdx.x, P::kThreads, place.image + P::kImage.solve());
 }
 
 }  // namespace delta_attention::chunkwise

@@ -93,9 +93,17 @@ __device__ __forceinline__ unsigned pack<Half>(float low, float high) {
   return *reinterpret_cast<const unsigned*>(&pair);
 }
 
-/// The numbers of a packed pair of bf16.
-__device__ __forceinline__ float unpack_low(unsigned pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float unpack_high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+/// The numbers of a packed pair.
+template <class Element>
+__device__ __forceinline__ float2 unpack(unsigned pair);
+template <>
+__device__ __forceinline__ float2 unpack<Half>(unsigned pair) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+template <>
+__device__ __forceinline__ float2 unpack<BFloat16>(unsigned pair) {
+  return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
 
 /// x rounded to tf32 (11 bits), which the tensor cores otherwise truncate to.
 __device__ __forceinline__ unsigned to_tf32(float x) {
@@ -103,6 +111,9 @@ __device__ __forceinline__ unsigned to_tf32(float x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
   return y;
 }
+
+/// The same as a number, for finite x: what the tensor cores then cut off is 0 or rounded up already. A third of the instructions.
+__device__ __forceinline__ float round_for_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
 
 /// c += a b, tf32.
 __device__ __forceinline__ void multiply_add_tf32(const unsigned (&a)[4], const unsigned (&b)[2], float (&c)[4]) {

@@ -18,7 +18,6 @@ constexpr int kWarps = 4, kThreads = kWarps * kWarpSize;
 constexpr int kRows = 128, kKeys = 64;      // of a block, of a tile
 constexpr int kWarpRows = kRows / kWarps;   // 32: two fragments
 constexpr int kFragments = kWarpRows / 16;  // of rows a warp
-constexpr float kLog2E = 1.4426950408889634f;
 
 /// kInNats: scores are scaled (and capped) before their maximum is taken. Without a cap and with a positive scale, the scale can
 /// wait for the exponential.
