@@ -51,7 +51,6 @@ class Barrier {
     const std::uint64_t meeting = arrivals_.fetch_add(1, std::memory_order_relaxed) / threads_;
     pthread_barrier_wait(&turns_[meeting % 2]);
   }
-  int threads() const { return static_cast<int>(threads_); }
 
  private:
   std::uint64_t threads_;
@@ -61,16 +60,30 @@ class Barrier {
 
 /// What the threads of one block share beside memory.
 struct BlockThreads {
+  /// What lanes show one another. Two boards take turns: whoever writes to one again has since met the others at the other, and
+  /// they have read the first by then. So an exchange is one meeting.
+  struct Board {
+    std::array<float, 32> lanes;
+    std::array<std::array<unsigned, 6>, 32> registers;  // fragments of matrices
+  };
   struct Warp {
     Barrier barrier{32};
-    std::array<float, 32> lanes;  // numbers that the lanes show one another
-    std::array<std::array<unsigned, 6>, 32> registers;  // and fragments of matrices
+    Board boards[2];
   };
   Barrier all;
   std::vector<std::unique_ptr<Warp>> warps;
-  std::vector<std::unique_ptr<Barrier>> parts;  // of sync_part's id 1, 2, ...
 
-  BlockThreads(int threads, const std::vector<int>& threads_of_parts);
+  explicit BlockThreads(int threads);
+  /// The barrier of parts of the block with this id, where that many threads meet: the same number every time.
+  Barrier& part(int id, int threads);
+
+ private:
+  struct Part {
+    std::atomic<int> threads{0};
+    // For one warp, for two, ...: made before any thread runs, so that making them orders nothing.
+    std::vector<std::unique_ptr<Barrier>> of_warps;
+  };
+  std::array<Part, 15> parts_;
 };
 
 struct BlockIndex {
@@ -82,6 +95,7 @@ struct GpuThread {
   BlockIndex index;  // blockIdx
   BlockThreads* block = nullptr;
   const char* shared_memory = nullptr;  // where addresses of shared memory start, for code that computes with them
+  int exchanges = 0;                    // of this lane with its warp
 };
 extern thread_local GpuThread this_gpu_thread;
 /// Threads that wait at barriers where this one only arrived.
@@ -90,8 +104,8 @@ extern thread_local std::vector<std::thread> arrivals_of_this_thread;
 /// Runs `body` on every thread of one block of `threads` threads.
 void run_block(int threads, const std::function<void()>& body, BlockIndex index = {});
 
-/// The same for blocks x = 0 .. blocks - 1 at once, parts of which meet in sync_part(1, threads_of_parts[0]) and so on.
-void run_blocks(int blocks, int threads, const std::vector<int>& threads_of_parts, const std::function<void()>& body);
+/// The same for blocks x = 0 .. blocks - 1 at once.
+void run_blocks(int blocks, int threads, const std::function<void()>& body);
 
 /// Runs `body` of blocks 0 .. blocks - 1 one after another on the same threads; each finds NaN in `memory`.
 void run_blocks_in_turn(int threads, std::int64_t blocks, std::vector<float4>& memory, const std::function<void(std::int64_t)>& body);
@@ -130,35 +144,32 @@ inline delta_attention::test::BlockThreads::Warp& this_warp() {
   return *thread.block->warps[static_cast<std::size_t>(thread.x / 32)];
 }
 inline void __syncwarp() { this_warp().barrier.arrive_and_wait(); }
+/// Writes to this lane's place with put(board, lane), meets the other lanes, and returns what all have written.
+template <class Put>
+const delta_attention::test::BlockThreads::Board& exchange(const Put& put) {
+  auto& board = this_warp().boards[delta_attention::test::this_gpu_thread.exchanges++ % 2];
+  put(board, static_cast<std::size_t>(threadIdx.x % 32));
+  __syncwarp();
+  return board;
+}
 inline float __shfl_sync(unsigned, float value, int lane) {
-  std::array<float, 32>& lanes = this_warp().lanes;
-  lanes[static_cast<std::size_t>(threadIdx.x % 32)] = value;
-  __syncwarp();
-  const float other = lanes[static_cast<std::size_t>(lane)];
-  __syncwarp();
-  return other;
+  return exchange([&](auto& board, std::size_t own) { board.lanes[own] = value; }).lanes[static_cast<std::size_t>(lane)];
 }
 inline float __shfl_xor_sync(unsigned mask, float value, int bits) {
   return __shfl_sync(mask, value, (threadIdx.x % 32) ^ bits);
 }
 
 inline bool __any_sync(unsigned, bool condition) {
-  std::array<float, 32>& lanes = this_warp().lanes;
-  lanes[static_cast<std::size_t>(threadIdx.x % 32)] = condition ? 1.0f : 0.0f;
-  __syncwarp();
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.lanes[own] = condition ? 1.0f : 0.0f; });
   bool any = false;
-  for (const float lane : lanes) any = any || lane != 0.0f;
-  __syncwarp();
+  for (const float lane : board.lanes) any = any || lane != 0.0f;
   return any;
 }
 
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {
-  auto& registers = this_warp().registers;
-  registers[static_cast<std::size_t>(threadIdx.x % 32)][0] = value;
-  __syncwarp();
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = value; });
   unsigned all = 0;
-  for (const auto& lane : registers) all |= lane[0];
-  __syncwarp();
+  for (const auto& lane : board.registers) all |= lane[0];
   return all;
 }
 
@@ -173,7 +184,9 @@ inline float __uint_as_float(unsigned bits) {
   return x;
 }
 
+using std::isfinite;
 inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 
 template <class T>

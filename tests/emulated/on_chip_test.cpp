@@ -72,7 +72,7 @@ struct Played {
   void run_group() {
     std::vector<Memory> memory(static_cast<std::size_t>(params.row_blocks),
                                Memory(chip::Shared<P>::count(params.row_tile, params.buffers)));
-    run_blocks(params.row_blocks, P::kThreads + P::kHelpers, {P::kThreads, P::kHelpers, P::kThreads + P::kHelpers}, [&] {
+    run_blocks(params.row_blocks, P::kThreads + P::kHelpers, [&] {
       const int rank = blockIdx.x;
       const chip::Shared<P> shared(memory[static_cast<std::size_t>(rank)].floats(), params.row_tile, params.buffers);
       chip::Group group = {params.row_blocks, rank, params.atomic, params.slots, params.arrivals, 0, 0};

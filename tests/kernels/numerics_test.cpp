@@ -348,6 +348,35 @@ TEST_P(Numerics, N12_LowPrecisionGatesAreAccumulatedInF32) {
   }
 }
 
+// Keys that are nearly one, with beta to 2: the updates turn the state over and over along it. What a chunk sums up then cancels, its
+// roundings do not: measured, outputs are 2 to 4.5 times as far off as with random keys, in products of 8 bits and of 24 alike.
+TEST_P(Numerics, NearParallelKeysStayNearTheErrorOfRandomOnes) {
+  constexpr double kFactor = 6;
+  for (Recurrence recurrence : {delta_net(), gated_delta_net(), kda()}) {
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      Case c;
+      c.recurrence = recurrence;
+      c.dtype = dtype;
+      c.tokens = small_run() ? 64 : 256;
+      c.key_dim = 64;
+      c.value_dim = 32;
+      c.beta_to_two = true;
+      c.gate_regime = GateRegime::slow;
+      const auto error = [&](Keys keys) -> std::optional<double> {
+        c.keys = keys;
+        const Inputs inputs = make_inputs(c, random);
+        const auto got = run(inputs);
+        if (!got) return std::nullopt;
+        return relative_error(got->out.values, oracle(inputs).out);
+      };
+      const auto of_random = error(Keys::random), of_parallel = error(Keys::near_parallel);
+      if (of_random && of_parallel) {
+        EXPECT_LE(*of_parallel, kFactor * *of_random) << c.describe();
+      }
+    }
+  }
+}
+
 TEST_P(Numerics, N14_LongPrefillWithF32State) {
   Case c;
   c.recurrence = gated_delta_net();
@@ -357,7 +386,10 @@ TEST_P(Numerics, N14_LongPrefillWithF32State) {
   const Inputs inputs = make_inputs(c, random);
   if (const auto got = run(inputs)) {
     const Truth truth = oracle(inputs);
-    EXPECT_LT(relative_error(got->final_state.values, truth.final_state), 1e-3);
+    // The state stays f32. Products of 8 bits round k, S as it is read, V - S^T k, U and the solving matrix, a chunk at a time; each costs
+    // 1.7e-3, and they are independent: a factor of sqrt(5). With a state that is kept in bf16, errors reach 5e-3.
+    const double bar = GetParam().bits_of_products(c.dtype) == 8 ? 3.8e-3 : 1e-3;
+    EXPECT_LT(relative_error(got->final_state.values, truth.final_state), bar);
     expect_matches(inputs, *got, truth);
   }
 }

@@ -35,6 +35,19 @@ TEST_P(Repeats, C01_EveryRunGivesTheSameBits) {
   }
 }
 
+// As in models: wide heads of 16-bit numbers, whose sums many warps share.
+TEST_P(Repeats, C01_WideHeadsInSixteenBits) {
+  if (!GetParam().repeatable) GTEST_SKIP() << "does not claim to be repeatable";
+  Case c;
+  c.recurrence = kda();
+  c.dtype = DType::bf16;
+  c.tokens = 100;
+  c.heads = c.value_heads = 2;
+  c.key_dim = c.value_dim = 128;
+  c.with_initial_state = true;
+  expect_repeats(make_inputs(c, random));
+}
+
 TEST_P(Repeats, C01_ManyPackedSequences) {
   if (!GetParam().repeatable) GTEST_SKIP() << "does not claim to be repeatable";
   Case c;

@@ -7,7 +7,7 @@ namespace delta_attention::test {
 std::vector<KernelInfo> all_kernels() {
   std::vector<KernelInfo> list;
   for (const Kernel* kernel : kernels()) {
-    list.push_back({kernel->name, Device{kernel->device, 0}, kernel->repeatable, kernel->bf16_products});
+    list.push_back({kernel->name, Device{kernel->device, 0}, kernel->repeatable, kernel->product_bits});
   }
   return list;
 }
@@ -79,7 +79,7 @@ void KernelTest::expect_matches_oracle(const Inputs& inputs, const CallOptions& 
 }
 
 void KernelTest::expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth) const {
-  test::expect_matches(inputs, got, truth, GetParam().bf16_products);
+  test::expect_matches(inputs, got, truth, GetParam().bits_of_products(inputs.problem.dtype));
 }
 
 }  // namespace delta_attention::test

@@ -17,7 +17,9 @@ struct KernelInfo {
   std::string name;
   Device device;
   bool repeatable = true;
-  bool bf16_products = false;  // Kernel says what it means
+  int (*product_bits)(DType) = nullptr;  // Kernel says what it means
+
+  int bits_of_products(DType dtype) const { return product_bits == nullptr ? kF32Bits : product_bits(dtype); }
 };
 std::vector<KernelInfo> all_kernels();
 std::vector<KernelInfo> cuda_kernels();

@@ -105,9 +105,15 @@ Truth oracle(const Inputs& inputs);
 /// ||got - truth|| / ||truth||, 0 where both are 0.
 double relative_error(const std::vector<float>& got, const std::vector<double>& truth);
 
-/// Compares outputs and states with the oracle under the tolerances that run.cpp derives; adds test failures.
-/// `bf16_products`: as the kernel says of itself.
-void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth, bool bf16_products = false);
+/// Products of f32 numbers.
+constexpr int kF32Bits = 24;
+
+/// The relative error that a result of type `storage` may have, by the derivation in compare.cpp. `product_bits`: bits of what is
+/// multiplied (Kernel::product_bits).
+double bar_for(const Case& problem, DType storage, const std::vector<double>& truth, int product_bits = kF32Bits);
+
+/// Compares outputs and states with the oracle under those tolerances; adds test failures.
+void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth, int product_bits = kF32Bits);
 
 /// Adds a failure for the first element that differs by more than abs_tolerance + rel_tolerance * |expected|.
 void expect_near(const std::vector<float>& got, const std::vector<float>& expected, double absolute, double relative,

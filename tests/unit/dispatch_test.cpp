@@ -176,6 +176,32 @@ TEST(Dispatch, B02_CodeRunsWhereItsArchitectureSays) {
   }
 }
 
+// Launches may overlap where the code that runs was made for 9.0 or later, which is not what the GPU alone says.
+TEST(Dispatch, B08_TheCodeThatRunsNotTheGpuDecidesWhetherLaunchesOverlap) {
+  struct Row {
+    const char* architectures;
+    int capability, code;
+  };
+  const Row rows[] = {{"80", 90, 80},
+                      {"80-virtual", 90, 80},
+                      {"80-real;80-virtual", 120, 80},
+                      {"90a-real", 90, 90},
+                      {"80-real;90a-real", 90, 90},
+                      {"80;90-virtual", 90, 90},
+                      {"native", 90, 90},
+                      {"all-major", 120, 120},
+                      {"80-real;86-real", 89, 86},
+                      {"80;90a-real", 100, 80},
+                      {"100f-real;80-real", 103, 100},
+                      {"90", 100, 90},
+                      {"90a-real", 100, 0},
+                      {"", 90, 0},
+                      {"75", 75, 0}};
+  for (const Row& row : rows) {
+    EXPECT_EQ(code_for(row.architectures, row.capability), row.code) << row.architectures << ' ' << row.capability;
+  }
+}
+
 // A06: the query names the kernel and says why, for a table of twelve configurations, and forward runs that kernel.
 TEST(DispatchInfo, A06_SaysWhatRunsAndWhy) {
   struct Row {

@@ -32,8 +32,8 @@ namespace detail {
 inline int lane() { return threadIdx.x % 32; }
 
 /// Row `row` of matrix `matrix`, whose address its lane names.
-inline const std::uint16_t* matrix_row(const test::BlockThreads::Warp& warp, int matrix, int row) {
-  const unsigned address = warp.registers[static_cast<std::size_t>(matrix * 8 + row)][0];
+inline const std::uint16_t* matrix_row(const test::BlockThreads::Board& board, int matrix, int row) {
+  const unsigned address = board.registers[static_cast<std::size_t>(matrix * 8 + row)][0];
   return reinterpret_cast<const std::uint16_t*>(test::this_gpu_thread.shared_memory + address);
 }
 
@@ -58,43 +58,35 @@ std::uint16_t bits_of(float x) {
 }  // namespace detail
 
 inline void load_matrices(unsigned address, unsigned (&x)[4]) {
-  test::BlockThreads::Warp& warp = this_warp();
   const int lane = detail::lane();
-  warp.registers[static_cast<std::size_t>(lane)][0] = address;
-  __syncwarp();
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = address; });
   for (int m = 0; m < 4; ++m) {
-    const std::uint16_t* row = detail::matrix_row(warp, m, lane / 4);
+    const std::uint16_t* row = detail::matrix_row(board, m, lane / 4);
     x[m] = detail::pair(row[lane % 4 * 2], row[lane % 4 * 2 + 1]);
   }
-  __syncwarp();
 }
 
 inline void load_matrices_transposed(unsigned address, unsigned (&x)[4]) {
-  test::BlockThreads::Warp& warp = this_warp();
   const int lane = detail::lane(), row = lane % 4 * 2, column = lane / 4;
-  warp.registers[static_cast<std::size_t>(lane)][0] = address;
-  __syncwarp();
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = address; });
   for (int m = 0; m < 4; ++m) {
-    x[m] = detail::pair(detail::matrix_row(warp, m, row)[column], detail::matrix_row(warp, m, row + 1)[column]);
+    x[m] = detail::pair(detail::matrix_row(board, m, row)[column], detail::matrix_row(board, m, row + 1)[column]);
   }
-  __syncwarp();
 }
 
 template <class Element>
 void multiply_add(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]) {
-  test::BlockThreads::Warp& warp = this_warp();
   const int lane = detail::lane();
-  warp.registers[static_cast<std::size_t>(lane)] = {a[0], a[1], a[2], a[3], b0, b1};
-  __syncwarp();
-  const auto register_of = [&](int owner, int i) { return warp.registers[static_cast<std::size_t>(owner)][static_cast<std::size_t>(i)]; };
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own] = {a[0], a[1], a[2], a[3], b0, b1}; });
+  const auto register_of = [&](int owner, int i) { return board.registers[static_cast<std::size_t>(owner)][static_cast<std::size_t>(i)]; };
   for (int e = 0; e < 4; ++e) {
     const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
     for (int k = 0; k < 16; ++k) {
-      const unsigned in_a = register_of(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2), in_b = register_of(column * 4 + k % 8 / 2, 4 + k / 8);
+      const unsigned in_a = register_of(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2);
+      const unsigned in_b = register_of(column * 4 + k % 8 / 2, 4 + k / 8);
       c[e] += detail::half_of<Element>(in_a, k % 2) * detail::half_of<Element>(in_b, k % 2);
     }
   }
-  __syncwarp();
 }
 
 template <class Element>
@@ -108,27 +100,28 @@ unsigned pack(float low, float high) {
   return detail::pair(detail::bits_of<Element>(low), detail::bits_of<Element>(high));
 }
 
-inline float unpack_low(unsigned pair) { return __uint_as_float(pair << 16); }
-inline float unpack_high(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+template <class Element>
+float2 unpack(unsigned pair) {
+  return {detail::half_of<Element>(pair, 0), detail::half_of<Element>(pair, 1)};
+}
 
 /// To 11 bits, halves away from zero.
 inline unsigned to_tf32(float x) {
   return std::isfinite(x) ? (__float_as_uint(x) + 0x1000u) & 0xffffe000u : __float_as_uint(x);
 }
 
+inline float round_for_tf32(float x) { return __uint_as_float(__float_as_uint(x) + 0x1000u); }
+
 inline void multiply_add_tf32(const unsigned (&a)[4], const unsigned (&b)[2], float (&c)[4]) {
-  test::BlockThreads::Warp& warp = this_warp();
   const int lane = detail::lane();
-  warp.registers[static_cast<std::size_t>(lane)] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  __syncwarp();
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own] = {a[0], a[1], a[2], a[3], b[0], b[1]}; });
   const auto number_of = [&](int owner, int i) {
-    return __uint_as_float(warp.registers[static_cast<std::size_t>(owner)][static_cast<std::size_t>(i)] & 0xffffe000u);
+    return __uint_as_float(board.registers[static_cast<std::size_t>(owner)][static_cast<std::size_t>(i)] & 0xffffe000u);
   };
   for (int e = 0; e < 4; ++e) {
     const int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
     for (int k = 0; k < 8; ++k) c[e] += number_of(row % 8 * 4 + k % 4, row / 8 + k / 4 * 2) * number_of(column * 4 + k % 4, 4 + k / 4);
   }
-  __syncwarp();
 }
 
 }  // namespace delta_attention

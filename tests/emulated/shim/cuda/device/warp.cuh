@@ -8,20 +8,13 @@
 #undef sync_part
 #undef arrive_at_part
 
-#include <stdexcept>
-
 namespace delta_attention {
 
-inline void sync_part(int id, int threads) {
-  test::Barrier& part = *test::this_gpu_thread.block->parts.at(static_cast<std::size_t>(id - 1));
-  if (part.threads() != threads) throw std::logic_error("a barrier of another number of threads");
-  part.arrive_and_wait();
-}
+inline void sync_part(int id, int threads) { test::this_gpu_thread.block->part(id, threads).arrive_and_wait(); }
 
 /// Somebody else waits in this thread's place.
 inline void arrive_at_part(int id, int threads) {
-  test::Barrier& part = *test::this_gpu_thread.block->parts.at(static_cast<std::size_t>(id - 1));
-  if (part.threads() != threads) throw std::logic_error("a barrier of another number of threads");
+  test::Barrier& part = test::this_gpu_thread.block->part(id, threads);
   test::arrivals_of_this_thread.emplace_back([&part] { part.arrive_and_wait(); });
 }
 
