@@ -195,7 +195,9 @@ void expect_intermediate_states_match(const Inputs& inputs, const Outputs& got, 
 /// Where operands of products have fewer bits than f32, nine roundings stand between inputs and result: of q, of k in the products with S
 /// and with V, of the state in both of its products, of V - S^T k, of its solution U, of the solving matrix and of the scores. Rounding to
 /// 8 bits changes numbers of any size by 1.7e-3 (root mean square); the result's own digits may be lucky, what it was made from is not. The
-/// nine are independent: a factor of 3. So is the rounding of the result itself: squares add.
+/// nine are independent: a factor of 3. So is the rounding of the result itself: squares add. But a score is rounded for all columns alike, a
+/// key for all rows of values: of a single token, channel or column the largest rounding may come, 3.9e-3, and of n the excess averages out as
+/// sqrt(n).
 ///
 /// Along keys that are nearly one, a delta update takes back what those before it wrote (with beta 1, U is the difference from one value to
 /// the next): the sum over U that a result is cancels, its roundings do not. A random walk over the tokens that are solved for together.
@@ -204,7 +206,8 @@ double bar_for(const Case& c, DType storage, const std::vector<double>& truth, i
   const double arithmetic = f32_bar(c);
   const double stored = rounding_error(truth, storage);
   if (product_bits < kF32Bits) {
-    const double rounded = 1.7e-3 * std::exp2(8 - product_bits);
+    const auto few = static_cast<double>(std::max<Index>(1, std::min({c.tokens, c.key_dim, c.value_dim})));
+    const double rounded = (1.7e-3 + (3.9e-3 - 1.7e-3) / std::sqrt(few)) * std::exp2(8 - product_bits);
     const double steps = rewrites(c) ? std::min(kTogether, std::max(1.0, static_cast<double>(c.tokens))) : 1.0;
     return std::min(1e-2 * std::sqrt(steps), 1.2 * std::hypot(3 * rounded * std::sqrt(steps), stored) + arithmetic);
   }

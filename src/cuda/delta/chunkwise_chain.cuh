@@ -370,8 +370,8 @@ __device__ __forceinline__ void store_state(const Problem& p, const ChainPlace& 
 template <class P>
 struct Exchange {
   uint4* state;    // [channels / 16][term][lane]
-  uint4* updates;  // [tokens / 16][term][lane]; when they are read, outputs on their way out
-  float4* residuals;  // [tokens / 8][lane]: the second state warp's part of R^T
+  uint4* updates;     // [tokens / 16][term][lane]
+  float4* residuals;  // [tokens / 8][lane]: the second state warp's part of R^T; once there are updates, outputs on their way out
 
   __device__ Exchange(unsigned char* memory, int team) {
     unsigned char* own = memory + team * ChainShared<P>::exchange_bytes();
@@ -598,7 +598,7 @@ template <class P>
 __device__ __forceinline__ void store_outputs(const Params& params, const ChainPlace& place, const Tokens& tokens, const TokenSums& out,
                                                  void* staging) {
   using Element = typename P::Element;
-  static_assert(kChunk * kColumns * sizeof(Element) <= ChainShared<P>::update_bytes());
+  static_assert(kChunk * kColumns * sizeof(Element) <= ChainShared<P>::residual_bytes());
   const Problem& p = params.problem;
   constexpr int kPiece = 16 / sizeof(Element), kPieces = kColumns / kPiece;
   const int lane = threadIdx.x % kWarpSize;
@@ -741,8 +741,7 @@ __device__ __forceinline__ void run_reading(const Params& params, const ChainPla
     arrive_at_part(state_read(place), kTeamThreads);
     sync_part(updates_ready(place), kTeamThreads);
     add_updates<P>(stage, lane_rows, exchange, from_state, out);
-    __syncwarp();  // every lane has its updates: their place is free
-    store_outputs<P>(params, place, cursor.next(), out, exchange.updates);
+    store_outputs<P>(params, place, cursor.next(), out, exchange.residuals);
   }
 }
 
