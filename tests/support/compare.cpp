@@ -55,11 +55,6 @@ double f32_bar(const Case& c) {
   return c.recurrence.normalize ? 2 * bar : bar;
 }
 
-/// Whether updates take back what those before wrote, along one and the same key. In few channels, all keys are near some other.
-bool rewrites(const Case& c) {
-  return c.recurrence.update == Update::delta && (c.keys == Keys::near_parallel || c.key_dim <= 5);
-}
-
 /// The size that an output of one head has when q meets a key at a random angle: scale |q| |k| |beta v| / sqrt(K) over its tokens.
 /// Outputs that happen to cancel below it are judged against it, or a lucky zero of q.k would read as a kernel's error.
 double natural_size(const Inputs& inputs, Index head) {
@@ -89,13 +84,12 @@ double natural_size(const Inputs& inputs, Index head) {
 }
 
 /// The size of the state that the last tokens took away from one head: the largest that a state from up to 16 tokens before a sequence's
-/// end would have at its end, had it only decayed. A delta update with beta |k|^2 near 1 along the only key, or along one that all keys
+/// end would have at its end, had it only decayed. Few values of opposite signs take an additive state back to near 0; a delta update with beta |k|^2 near 1 along the only key, or along one that all keys
 /// are near, removes nearly all of the state; that, too, is rounded, in a micro-chunk for all of its tokens together, and may be far
 /// larger than what is left.
 double removed_size(const Inputs& inputs, Index head) {
   constexpr Index kTokens = 16;
   const Case& c = inputs.problem;
-  if (c.recurrence.update != Update::delta) return 0.0;
   Inputs decaying = inputs;
   const float ignored = c.beta_space == BetaSpace::value ? 0.0f : -std::numeric_limits<float>::infinity();
   if (!c.with_beta) {
@@ -199,8 +193,9 @@ void expect_intermediate_states_match(const Inputs& inputs, const Outputs& got, 
 /// key for all rows of values: of a single token, channel or column the largest rounding may come, 3.9e-3, and of n the excess averages out as
 /// sqrt(n).
 ///
-/// Along keys that are nearly one, a delta update takes back what those before it wrote (with beta 1, U is the difference from one value to
-/// the next): the sum over U that a result is cancels, its roundings do not. A random walk over the tokens that are solved for together.
+/// Along one direction, a delta update takes back what those before it wrote (with beta 1, U is the difference from one value to the next):
+/// the sum over U that a result is cancels, its roundings do not. A random walk over as many of the tokens that are solved for together as have
+/// keys along one direction: all of them where keys are nearly one, else their share of the K directions that there are.
 double bar_for(const Case& c, DType storage, const std::vector<double>& truth, int product_bits) {
   constexpr double kTogether = 32;  // the longest chunk of such a kernel
   const double arithmetic = f32_bar(c);
@@ -208,7 +203,9 @@ double bar_for(const Case& c, DType storage, const std::vector<double>& truth, i
   if (product_bits < kF32Bits) {
     const auto few = static_cast<double>(std::max<Index>(1, std::min({c.tokens, c.key_dim, c.value_dim})));
     const double rounded = (1.7e-3 + (3.9e-3 - 1.7e-3) / std::sqrt(few)) * std::exp2(8 - product_bits);
-    const double steps = rewrites(c) ? std::min(kTogether, std::max(1.0, static_cast<double>(c.tokens))) : 1.0;
+    const double together = std::min(kTogether, static_cast<double>(c.tokens));
+    const double along_one = c.keys == Keys::near_parallel ? together : together / static_cast<double>(c.key_dim);
+    const double steps = c.recurrence.update == Update::delta ? std::max(1.0, along_one) : 1.0;
     return std::min(1e-2 * std::sqrt(steps), 1.2 * std::hypot(3 * rounded * std::sqrt(steps), stored) + arithmetic);
   }
   if (storage == DType::f32) return arithmetic;

@@ -86,12 +86,15 @@ __device__ __forceinline__ ChainPlace chain_place_of(const Params& params, std::
   return {n, head, p.sequence(n), chunks.first, static_cast<int>(chunks.count), slice * teams * kColumns, teams, warp % teams, role};
 }
 
-/// Barriers: of all warps, of which parts wait at different places; and of a team, apart from every other's.
+/// Barriers: of all warps, which wait at different places; and of two warps of a team, one of which arrives and the other waits. (Three warps at
+/// one barrier would do, but racecheck does not see what that orders.)
 __device__ __forceinline__ void meet_all(int teams) { sync_part(1, chain_threads(teams)); }
-__device__ __forceinline__ int residuals_ready(const ChainPlace& place) { return 2 + place.team; }
-__device__ __forceinline__ int updates_ready(const ChainPlace& place) { return 2 + place.teams + place.team; }
-__device__ __forceinline__ int state_read(const ChainPlace& place) { return 2 + 2 * place.teams + place.team; }
-constexpr int kTeamThreads = kTeamWarps * kWarpSize;
+enum Handover { kResiduals, kUpdatesToSecond, kUpdatesToReading, kStateReadToFirst, kStateReadToSecond, kHandovers };
+__device__ __forceinline__ int barrier_of(const ChainPlace& place, Handover handover) { return 2 + place.team * kHandovers + handover; }
+__device__ __forceinline__ void arrive(const ChainPlace& place, Handover handover) {
+  arrive_at_part(barrier_of(place, handover), 2 * kWarpSize);
+}
+__device__ __forceinline__ void await(const ChainPlace& place, Handover handover) { sync_part(barrier_of(place, handover), 2 * kWarpSize); }
 
 // ------------------------------------------------------------------------------------------------------------------------- loads
 
@@ -129,10 +132,12 @@ __device__ __forceinline__ void start_values(const Params& params, const ChainPl
 template <class P>
 struct Loads {
   ChunkCursor cursor;
+  int left;                    // chunks; with wrong offsets fewer than the sequence has
   const unsigned char* image;  // of the next chunk
   int slot = 0;                // for it
 
-  __device__ Loads(const Params& params, const ChainPlace& place) : cursor(Chunking::of(params.problem), place.tokens, 0) {
+  __device__ Loads(const Params& params, const ChainPlace& place)
+      : cursor(Chunking::of(params.problem), place.tokens, 0), left(place.chunks) {
     image = params.factors + (place.first_chunk * params.problem.value_heads + place.value_head) * P::kImage.bytes();
   }
 
@@ -140,7 +145,7 @@ struct Loads {
   __device__ __forceinline__ void start_next(const Params& params, const ChainPlace& place, const ChainShared<P>& shared, unsigned char* memory,
                                              CopyArrival* arrivals) {
     const Tokens tokens = cursor.next();
-    if (tokens.rows > 0) {
+    if (left-- > 0) {
       unsigned char* stage = memory + slot * shared.stage_bytes();
       const int begin = params.problem.update == Update::delta ? 0 : P::kImage.read();
       start_bulk_copy(stage + begin, image + begin, P::kImage.bytes() - begin, arrivals[slot]);
@@ -217,10 +222,9 @@ __device__ __forceinline__ void load_channels(unsigned rows, int step, ChannelOp
 }
 
 /// sums[token] += S^T * (the token's row of a matrix), over channels [16 first, 16 (first + kCount)); get(step, fragment) gives the state's
-/// fragments, `rows` is the address of this lane's rows. Where registers suffice, operands are fetched a step ahead. between(step) is called
-/// beside each step's products, for work that does not need them.
-template <class P, int kCount, class GetState, class Between>
-__device__ __forceinline__ void multiply_state(const GetState& get, unsigned rows, int first, TokenSums& sums, const Between& between) {
+/// fragments, `rows` is the address of this lane's rows. Where registers suffice, operands are fetched a step ahead.
+template <class P, int kCount, class GetState>
+__device__ __forceinline__ void multiply_state(const GetState& get, unsigned rows, int first, TokenSums& sums) {
   constexpr int kAhead = P::kTerms * P::kKeys <= 384 ? 1 : 0;
   ChannelOperands<P> b[1 + kAhead];
   if (kAhead == 1) load_channels<P>(rows, first, b[0]);
@@ -232,7 +236,6 @@ __device__ __forceinline__ void multiply_state(const GetState& get, unsigned row
     get(step, state);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) multiply_terms<P>(state, b[step % (1 + kAhead)][n / 2], n % 2, sums[n]);
-    between(step);
   }
 }
 
@@ -451,27 +454,13 @@ __device__ __forceinline__ void solve_updates(const TokenSums& residuals, unsign
   }
 }
 
-/// S^T = S^T diag(D) for channels [16 step, 16 step + 16) of the half that starts at step `first`.
-template <class P>
-__device__ __forceinline__ void decay(const unsigned char* stage, int first, int step, StateSums<P>& state) {
-  const auto* decays = reinterpret_cast<const float2*>(stage + P::kImage.decays()) + first * 8 + threadIdx.x % 4;
-#pragma unroll
-  for (int n = step * 2; n < step * 2 + 2; ++n) {
-    const float2 d = decays[n * 4];
-    state[n][0] *= d.x;
-    state[n][1] *= d.y;
-    state[n][2] *= d.x;
-    state[n][3] *= d.y;
-  }
-}
-
-/// A half's part of R^T: sums -= S^T (b k)^T. The state decays meanwhile: its products are made of the operand that it was.
+/// A half's part of R^T: sums -= S^T (b k)^T
 template <class P>
 __device__ __forceinline__ void predict(int first, const Exchange<P>& exchange, const unsigned char* stage, const LaneRows& lane_rows,
-                                        StateSums<P>& state, TokenSums& sums) {
+                                        TokenSums& sums) {
   const auto get = [&](int step, Fragment<P>& fragment) { get_fragment<P>(exchange.state, first + step, fragment); };
   const unsigned rows = shared_address(stage) + P::kImage.predict() + lane_rows.wide;
-  multiply_state<P, P::kHalfSteps>(get, rows, first, sums, [&](int step) { decay<P>(stage, first, step, state); });
+  multiply_state<P, P::kHalfSteps>(get, rows, first, sums);
 }
 
 /// U of the delta update from R: T R.
@@ -499,22 +488,32 @@ __device__ __forceinline__ void scale_values(const unsigned char* stage, const T
   }
 }
 
-/// S^T += U^T (d k), and the new state as an operand; `updates`: U^T as a left operand.
+/// S^T = S^T diag(D) + U^T (d k), and the new state as an operand; `updates`: U^T as a left operand. A chunk's products have sums of their own:
+/// tensor cores cut off what does not fit a sum's digits, and a long memory would be short of it each time.
 template <class P>
 __device__ __forceinline__ void advance(const Fragment<P> (&updates)[kChunk / 16], const unsigned char* stage, const LaneRows& lane_rows,
                                         const Exchange<P>& exchange, int first, StateSums<P>& state) {
   const unsigned keys = shared_address(stage + P::kImage.accumulate()) + lane_rows.wide_transposed;
+  const auto* decays = reinterpret_cast<const float2*>(stage + P::kImage.decays()) + first * 8 + threadIdx.x % 4;
 #pragma unroll
-  for (int half = 0; half < kChunk / 16; ++half) {
+  for (int step = 0; step < P::kHalfSteps; ++step) {
+    float sums[2][4] = {};
 #pragma unroll
-    for (int step = 0; step < P::kHalfSteps; ++step) {
+    for (int half = 0; half < kChunk / 16; ++half) {
       unsigned b[P::kTerms][4];
 #pragma unroll
       for (int t = 0; t < P::kTerms; ++t) {
         load_matrices_transposed((keys ^ ((first + step) * 32)) + half * 16 * P::kKeys * 2 + t * P::kImage.wide(), b[t]);
       }
-      multiply_terms<P>(updates[half], b, 0, state[step * 2]);
-      multiply_terms<P>(updates[half], b, 1, state[step * 2 + 1]);
+      multiply_terms<P>(updates[half], b, 0, sums[0]);
+      multiply_terms<P>(updates[half], b, 1, sums[1]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 d = decays[(step * 2 + half) * 4];
+      float(&tile)[4] = state[step * 2 + half];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) tile[e] = fmaf(tile[e], e % 2 == 0 ? d.x : d.y, sums[half][e]);
     }
   }
 #pragma unroll
@@ -525,12 +524,12 @@ __device__ __forceinline__ void advance(const Fragment<P> (&updates)[kChunk / 16
 template <class P>
 __device__ __forceinline__ void make_updates(const Problem& p, const ChainPlace& place, const ChainShared<P>& shared, const unsigned char* stage,
                                              const LaneRows& lane_rows, const Exchange<P>& exchange, int first,
-                                             StateSums<P>& state, Fragment<P> (&packed)[kChunk / 16]) {
+                                             Fragment<P> (&packed)[kChunk / 16]) {
   TokenSums values, updates;
   load_values<P>(place, stage + P::kImage.bytes(), shared.value_pitch(), values);
   if (p.update == Update::delta) {
-    predict<P>(first, exchange, stage, lane_rows, state, values);
-    sync_part(residuals_ready(place), 2 * kWarpSize);
+    predict<P>(first, exchange, stage, lane_rows, values);
+    await(place, kResiduals);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const float4 other = exchange.residuals[n * kWarpSize + threadIdx.x % kWarpSize];
@@ -542,36 +541,31 @@ __device__ __forceinline__ void make_updates(const Problem& p, const ChainPlace&
     correct<P>(stage, lane_rows, values, updates);
   } else {
     scale_values<P>(stage, values, updates);
-#pragma unroll
-    for (int step = 0; step < P::kHalfSteps; ++step) decay<P>(stage, first, step, state);
   }
 #pragma unroll
   for (int step = 0; step < kChunk / 16; ++step) {
     pack_fragment<P>(updates[step * 2], updates[step * 2 + 1], packed[step]);
     put_fragment<P>(packed[step], step, exchange.updates);
   }
-  arrive_at_part(updates_ready(place), kTeamThreads);
+  arrive(place, kUpdatesToSecond);
+  arrive(place, kUpdatesToReading);
 }
 
 /// The second state warp's.
 template <class P>
 __device__ __forceinline__ void await_updates(const Problem& p, const ChainPlace& place, const unsigned char* stage, const LaneRows& lane_rows,
-                                              const Exchange<P>& exchange, int first, StateSums<P>& state,
-                                              Fragment<P> (&packed)[kChunk / 16]) {
+                                              const Exchange<P>& exchange, int first, Fragment<P> (&packed)[kChunk / 16]) {
   if (p.update == Update::delta) {
     TokenSums residuals = {};
-    predict<P>(first, exchange, stage, lane_rows, state, residuals);
+    predict<P>(first, exchange, stage, lane_rows, residuals);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const float(&x)[4] = residuals[n];
       exchange.residuals[n * kWarpSize + threadIdx.x % kWarpSize] = make_float4(x[0], x[1], x[2], x[3]);
     }
-    arrive_at_part(residuals_ready(place), 2 * kWarpSize);
-  } else {
-#pragma unroll
-    for (int step = 0; step < P::kHalfSteps; ++step) decay<P>(stage, first, step, state);
+    arrive(place, kResiduals);
   }
-  sync_part(updates_ready(place), kTeamThreads);
+  await(place, kUpdatesToSecond);
 #pragma unroll
   for (int step = 0; step < kChunk / 16; ++step) get_fragment<P>(exchange.updates, step, packed[step]);
 }
@@ -583,11 +577,11 @@ __device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& p
                                            StateSums<P>& state) {
   Fragment<P> updates[kChunk / 16];
   if (place.role == Role::first_state) {
-    make_updates<P>(p, place, shared, stage, lane_rows, exchange, first, state, updates);
+    make_updates<P>(p, place, shared, stage, lane_rows, exchange, first, updates);
   } else {
-    await_updates<P>(p, place, stage, lane_rows, exchange, first, state, updates);
+    await_updates<P>(p, place, stage, lane_rows, exchange, first, updates);
   }
-  sync_part(state_read(place), kTeamThreads);
+  await(place, place.role == Role::first_state ? kStateReadToFirst : kStateReadToSecond);
   advance<P>(updates, stage, lane_rows, exchange, first, state);
 }
 
@@ -631,7 +625,7 @@ __device__ __forceinline__ void store_outputs(const Params& params, const ChainP
 template <class P>
 __device__ __forceinline__ void read_state(const unsigned char* stage, const LaneRows& lane_rows, const Exchange<P>& exchange, TokenSums& out) {
   const auto get = [&](int step, Fragment<P>& fragment) { get_fragment<P>(exchange.state, step, fragment); };
-  multiply_state<P, P::kSteps>(get, shared_address(stage) + P::kImage.read() + lane_rows.wide, 0, out, [](int) {});
+  multiply_state<P, P::kSteps>(get, shared_address(stage) + P::kImage.read() + lane_rows.wide, 0, out);
 }
 
 /// sums += U^T A^T
@@ -738,8 +732,9 @@ __device__ __forceinline__ void run_reading(const Params& params, const ChainPla
     const unsigned char* stage = ring.next();
     TokenSums from_state = {}, out;
     read_state<P>(stage, lane_rows, exchange, from_state);
-    arrive_at_part(state_read(place), kTeamThreads);
-    sync_part(updates_ready(place), kTeamThreads);
+    arrive(place, kStateReadToFirst);
+    arrive(place, kStateReadToSecond);
+    await(place, kUpdatesToReading);
     add_updates<P>(stage, lane_rows, exchange, from_state, out);
     store_outputs<P>(params, place, cursor.next(), out, exchange.residuals);
   }
