@@ -42,8 +42,9 @@ enum class BetaSpace : std::int32_t {
 /// Operands of one forward call. Sizes: B batch, T tokens, H query/key heads, HV value heads (a multiple of H), K key and
 /// V value dim, N sequences (N = B, or the number of packed sequences when cu_seqlens is given).
 ///
-/// Floating operands are f32, f16 or bf16; q, k, v and out share one dtype, every other operand has its own. Arithmetic and
-/// state are f32 whatever the storage. (The kernel "reference" also takes f64 and computes in f64.)
+/// Floating operands are f32, f16 or bf16; q, k, v and out share one dtype, every other operand has its own. Sums and state are
+/// f32 whatever the storage, and so are products, but those of "v5_chunkwise": it multiplies numbers of as many bits as q has, or
+/// more. (The kernel "reference" also takes f64 and computes in f64.)
 /// q, k, v, out and a per-channel log_decay have stride 1 on their last axis; every other stride is free, so [B,H,T,K]
 /// buffers serve through permuted(). Value head h reads query/key head h / (HV / H).
 struct ForwardArgs {
