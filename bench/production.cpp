@@ -13,7 +13,6 @@
 // DeltaNet has no gate. GLA takes log decays in f32 and neither l2norm nor beta.
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -203,11 +202,4 @@ void register_all() {
 }  // namespace
 }  // namespace bench
 
-int main(int argc, char** argv) {
-  constexpr double kMinSeconds = 0.002;
-  if (!bench::has_cuda()) {
-    std::fputs("production: no GPU here\n", stderr);
-    return bench::kNoGpu;
-  }
-  return bench::run_main(argc, argv, bench::register_all, kMinSeconds);
-}
+int main(int argc, char** argv) { return bench::run_gpu_main(argc, argv, "production", bench::register_all); }

@@ -8,7 +8,6 @@
 // are left out.
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <set>
 #include <string>
@@ -176,11 +175,4 @@ void register_all() {
 }  // namespace
 }  // namespace bench
 
-int main(int argc, char** argv) {
-  constexpr double kMinSeconds = 0.002;
-  if (!bench::has_cuda()) {
-    std::fputs("softmax_forward: no GPU here\n", stderr);
-    return bench::kNoGpu;
-  }
-  return bench::run_main(argc, argv, bench::register_all, kMinSeconds);
-}
+int main(int argc, char** argv) { return bench::run_gpu_main(argc, argv, "softmax_forward", bench::register_all); }

@@ -6,7 +6,6 @@
 // A benchmark's name is softmax_vs_delta/<softmax or recurrence>/<kernel>/<dtype>/B:<B> T:<T> H:8 D:128 cold. Counters give the memory:
 // operands and workspace. Skipped, with the reason, is what would take too long by the time of half as many tokens, and what does not fit.
 
-#include <cstdio>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -136,11 +135,4 @@ void register_all() {
 }  // namespace
 }  // namespace bench
 
-int main(int argc, char** argv) {
-  constexpr double kMinSeconds = 0.002;
-  if (!bench::has_cuda()) {
-    std::fputs("softmax_vs_delta: no GPU here\n", stderr);
-    return bench::kNoGpu;
-  }
-  return bench::run_main(argc, argv, bench::register_all, kMinSeconds);
-}
+int main(int argc, char** argv) { return bench::run_gpu_main(argc, argv, "softmax_vs_delta", bench::register_all); }

@@ -12,7 +12,7 @@ from measured import RESULTS, ROOT
 from optimisations import OPTIMISATIONS, before_after
 from production_tables import production
 from softmax_tables import softmax_forward, softmax_vs_delta
-from tables import NOTHING, machine_heading, medians, number, table, unique
+from tables import NOTHING, machine_heading, medians, number, spread, table, unique
 
 
 class Row:
@@ -69,8 +69,7 @@ def matrix(rows, cell, extra=None):
 
 def time_cell(row):
     floor = f" ({number(row.vs_floor)}x)" if row.vs_floor else ""
-    noisy = f" ±{100 * row.cv:.0f}%" if row.cv > 0.05 else ""
-    return number(row.microseconds) + floor + noisy
+    return number(row.microseconds) + floor + spread(row.cv)
 
 
 def error_cell(row):

@@ -7,10 +7,9 @@ import json
 import math
 import sys
 
-from tables import NOTHING, machine_heading, medians, number, table, unique
+from tables import NOTHING, machine_heading, medians, number, spread, table, unique
 
 VARIANTS = ("cold", "graph")
-NOISY = 0.05
 
 
 class Row:
@@ -63,9 +62,7 @@ class Line:
 
 
 def time_cell(row):
-    if row is None:
-        return ""
-    return number(row.microseconds) + (f" ±{100 * row.cv:.0f}%" if row.cv > NOISY else "")
+    return "" if row is None else number(row.microseconds) + spread(row.cv)
 
 
 def error_cell(error):

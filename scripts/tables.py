@@ -17,6 +17,11 @@ def number(value):
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
+def spread(cv):
+    """What follows a median whose repetitions differ much."""
+    return f" ±{100 * cv:.0f}%" if cv > 0.05 else ""
+
+
 def medians(results):
     """(median, coefficient of variation) of every benchmark that was measured, as the entries of the file."""
     aggregates = {}

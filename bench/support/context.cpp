@@ -99,4 +99,11 @@ int run_main(int argc, char** argv, const std::function<void()>& register_all, d
   return 0;
 }
 
+int run_gpu_main(int argc, char** argv, const char* program, const std::function<void()>& register_all) {
+  constexpr double kMinSeconds = 0.002;
+  if (has_cuda()) return run_main(argc, argv, register_all, kMinSeconds);
+  std::fprintf(stderr, "%s: no GPU here\n", program);
+  return kNoGpu;
+}
+
 }  // namespace bench

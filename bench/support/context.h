@@ -18,6 +18,10 @@ void add_benchmark(const std::string& name, const std::function<void(benchmark::
 /// The seed of all inputs: DELTA_ATTENTION_SEED, or a fresh one. It is printed and kept in the results.
 std::uint64_t seed();
 
+/// The same for a program that is no use without a GPU: where there is none it says so, under its name, and ends with kNoGpu. Its calls are
+/// short, and so is a repetition.
+int run_gpu_main(int argc, char** argv, const char* program, const std::function<void()>& register_all);
+
 /// The device that CUDA benchmarks run on.
 bool has_cuda();
 

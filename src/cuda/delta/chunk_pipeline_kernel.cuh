@@ -47,6 +47,7 @@
 #include "cuda/device/copied_normalizers.cuh"
 #include "cuda/device/runtime.h"
 #include "cuda/device/signal.cuh"
+#include "cuda/device/workspace.h"
 
 namespace delta_attention::chunk_pipeline_stages {
 
@@ -75,18 +76,13 @@ struct WorkspaceLayout {
 
   WorkspaceLayout(const Problem& p, const Plan& plan) {
     const auto chains = static_cast<std::size_t>(plan.most_handoffs * plan.chains_per_sequence(p));
-    std::size_t end = 0;
-    const auto reserve = [&end](std::size_t size) {
-      const std::size_t at = end;
-      end = (end + size + 255) / 256 * 256;
-      return at;
-    };
-    control = reserve(2 * sizeof(int));
-    progress = reserve(chains * sizeof(int));
-    runs = reserve(static_cast<std::size_t>(plan.most_runs) * sizeof(Run));
-    states = reserve(chains * static_cast<std::size_t>(plan.handoff_floats) * sizeof(float));
-    normalizers = reserve(copied_normalizers_bytes(p));
-    bytes = end;
+    WorkspaceParts parts;
+    control = parts.reserve(2 * sizeof(int));
+    progress = parts.reserve(chains * sizeof(int));
+    runs = parts.reserve(static_cast<std::size_t>(plan.most_runs) * sizeof(Run));
+    states = parts.reserve(chains * static_cast<std::size_t>(plan.handoff_floats) * sizeof(float));
+    normalizers = parts.reserve(copied_normalizers_bytes(p));
+    bytes = parts.bytes();
   }
 };
 
@@ -211,14 +207,13 @@ inline std::vector<Setting> settings() {
 /// a multiprocessor.
 template <class P>
 int run_tokens(const DeviceProperties& device, const Settings& settings) {
-  constexpr std::size_t kReserved = 1024;  // what CUDA keeps of each block's share
-  constexpr std::size_t kOwn = 256;        // the place and the ticket
+  constexpr std::size_t kOwn = 256;  // the place and the ticket
   static_assert(sizeof(Place) + sizeof(int) <= kOwn, "a block's own variables");
   if (const int asked = settings.get("run_tokens", 0)) {
     return SharedRun<P>::bytes(asked) + kOwn <= device.shared_memory ? asked : 0;
   }
-  const std::size_t share = (device.shared_memory + kReserved) / P::kBlocksPerMultiprocessor;
-  return SharedRun<P>::longest(kLongestRun, share - std::min(share, kReserved + kOwn));
+  const std::size_t share = (device.shared_memory + kReservedSharedMemory) / P::kBlocksPerMultiprocessor;
+  return SharedRun<P>::longest(kLongestRun, share - std::min(share, kReservedSharedMemory + kOwn));
 }
 
 template <class Sum>

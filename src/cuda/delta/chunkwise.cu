@@ -40,6 +40,7 @@
 #include "cuda/delta/chunkwise_launch.cuh"
 #include "cuda/delta/chunkwise_layout.cuh"
 #include "cuda/device/rows.cuh"
+#include "cuda/device/workspace.h"
 
 namespace delta_attention {
 
@@ -112,11 +113,11 @@ struct WorkspaceLayout {
 
   WorkspaceLayout(const Problem& p, const Plan& plan) {
     const std::size_t firsts = p.cu_seqlens.present ? (static_cast<std::size_t>(p.sequences) + 1) * sizeof(std::int64_t) : 0;
-    const auto rounded = [](std::size_t size) { return (size + 255) / 256 * 256; };
-    first_chunks = 0;
-    first_states = rounded(firsts);
-    factors = first_states + rounded(firsts);
-    bytes = factors + static_cast<std::size_t>(plan.images(p) * plan.image_bytes);
+    WorkspaceParts parts;
+    first_chunks = parts.reserve(firsts);
+    first_states = parts.reserve(firsts);
+    factors = parts.reserve(static_cast<std::size_t>(plan.images(p) * plan.image_bytes));
+    bytes = parts.bytes();
   }
 };
 

@@ -12,11 +12,11 @@ struct Params;
 
 /// Sizes of a call, decided on the host from shapes, settings and the device.
 struct Plan {
-  int teams = 0;                  // of warps a block of the chain
-  int stages = 0;                 // chunks in its shared memory at once
-  std::int64_t slices = 0;        // of value columns
-  std::int64_t most_chunks = 0;   // of all sequences together
-  std::int64_t image_bytes = 0;   // of a chunk of a value head
+  int teams = 0;                           // of warps a block of the chain
+  int stages = 0;                          // chunks in its shared memory at once
+  std::int64_t slices = 0;                 // of value columns
+  std::int64_t most_chunks = 0;            // of all sequences together
+  std::int64_t image_bytes = 0;            // of a chunk of a value head
   int prepare_bytes = 0, chain_bytes = 0;  // of shared memory a block
 
   std::int64_t images(const Problem& p) const { return most_chunks * p.value_heads; }
@@ -26,7 +26,7 @@ struct Plan {
 /// The kernels for tensors of `Element`.
 template <class Element>
 struct Kernels {
-  /// Fills in what depends on the kernels' types: bytes, stages, form.
+  /// Fills in what depends on the kernels' types: bytes and stages.
   static void plan(const Problem& problem, const DeviceProperties& device, const Settings& settings, Plan& plan);
   static void launch(const Launch& call, const Plan& plan, const Params& params);
 };

@@ -43,7 +43,7 @@ struct ChainPolicy {
 /// Sums of 16 value columns and the chunk's tokens: [tokens / 8][fragment].
 using TokenSums = float[kTiles][4];
 
-/// Shared memory of a block: a ring of stages, each the image of a chunk and its values, and what each pair of warps exchanges.
+/// Shared memory of a block: a ring of stages, each the image of a chunk and its values, and what each team exchanges.
 template <class P>
 struct ChainShared {
   int teams, stages;
@@ -104,16 +104,16 @@ __device__ __forceinline__ void start_values(const Params& params, const ChainPl
                                              unsigned char* to) {
   using Element = typename P::Element;
   const Problem& p = params.problem;
-  constexpr int kPiece = 16 / sizeof(Element), kPieces = kColumns / kPiece;  // of a pair's columns
+  constexpr int kPiece = 16 / sizeof(Element), kPieces = kColumns / kPiece;  // of a team's columns
   const int lane = threadIdx.x % kWarpSize;
   const std::int64_t stride = p.v.strides[1];
   const Element* from =
       static_cast<const Element*>(p.v.data) + p.v.offset(place.tokens.batch, tokens.begin, place.value_head, place.first_column);
   const int columns = static_cast<int>(p.value_dim - place.first_column);
-  for (int pair = 0; pair < place.teams; ++pair) {
+  for (int team = 0; team < place.teams; ++team) {
 #pragma unroll
     for (int i = 0; i < kChunk * kPieces / kWarpSize; ++i) {
-      const int row = i * (kWarpSize / kPieces) + lane / kPieces, column = pair * kColumns + lane % kPieces * kPiece;
+      const int row = i * (kWarpSize / kPieces) + lane / kPieces, column = team * kColumns + lane % kPieces * kPiece;
       int exist = row < tokens.rows ? columns - column : 0;
       exist = exist < 0 ? 0 : exist > kPiece ? kPiece : exist;
       const Element* piece = exist > 0 ? from + row * stride + column : static_cast<const Element*>(p.v.data);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void pack_fragment(const float (&first)[4], const flo
   }
 }
 
-/// c += a b over all teams of terms that matter, smallest first.
+/// c += a b over all pairs of terms that matter, smallest first.
 template <class P>
 __device__ __forceinline__ void multiply_terms(const Fragment<P>& a, const unsigned (&b)[P::kTerms][4], int half, float (&c)[4]) {
 #pragma unroll
@@ -372,7 +372,7 @@ __device__ __forceinline__ void store_state(const Problem& p, const ChainPlace& 
 /// Where a team's warps leave things for each other.
 template <class P>
 struct Exchange {
-  uint4* state;    // [channels / 16][term][lane]
+  uint4* state;       // [channels / 16][term][lane]
   uint4* updates;     // [tokens / 16][term][lane]
   float4* residuals;  // [tokens / 8][lane]: the second state warp's part of R^T; once there are updates, outputs on their way out
 

@@ -9,6 +9,7 @@
 #include "cuda/delta/chunkwise_chain.cuh"
 #include "cuda/delta/chunkwise_launch.cuh"
 #include "cuda/delta/chunkwise_prepare.cuh"
+#include "cuda/device/workspace.h"
 
 namespace delta_attention::chunkwise {
 
@@ -28,7 +29,6 @@ __global__ void __launch_bounds__(chain_threads(kMostTeams), P::kBlocksAtOnce)
   run_chain<P>(params, blockIdx.x, shared, dynamic_shared);
 }
 
-constexpr int kReserved = 1024;  // what CUDA keeps of each block's share of shared memory
 constexpr int kMostStages = 4;
 
 /// Calls use(keys) with the number of channels that the problem's are padded to.
@@ -44,7 +44,8 @@ void with_keys(const Problem& p, const Use& use) {
 template <class P>
 void plan_chain(const Problem& p, const DeviceProperties& device, const Settings& settings, Plan& plan) {
   ChainShared<P> shared = {plan.teams, 1};
-  const auto most = static_cast<int>(device.shared_memory), half = (most + kReserved) / 2 - kReserved;
+  const auto most = static_cast<int>(device.shared_memory), reserved = static_cast<int>(kReservedSharedMemory);
+  const int half = (most + reserved) / 2 - reserved;
   const auto stages_in = [&](int bytes) {
     const int a_stage = shared.stage_bytes() + static_cast<int>(sizeof(CopyArrival));
     return std::clamp((bytes - plan.teams * shared.exchange_bytes()) / a_stage, 1, kMostStages);

@@ -162,8 +162,8 @@ struct RawRows {
       if (i < extent.rows && extent.channels > 0) pair[i] = {from[0], from[extent.channels > 1 ? 1 : 0]};
     }
   }
-  /// What does not exist is `otherwise`.
-  __device__ __forceinline__ void finish(const Extent& extent, float otherwise, Rows& x) const {
+  /// What does not exist is 0.
+  __device__ __forceinline__ void finish(const Extent& extent, Rows& x) const {
     if (extent.all) {
 #pragma unroll
       for (int i = 0; i < kRowBlock; ++i) {
@@ -174,8 +174,8 @@ struct RawRows {
     }
 #pragma unroll
     for (int i = 0; i < kRowBlock; ++i) {
-      x[i][0] = i < extent.rows && extent.channels > 0 ? to_float(pair[i].low) : otherwise;
-      x[i][1] = i < extent.rows && extent.channels > 1 ? to_float(pair[i].high) : otherwise;
+      x[i][0] = i < extent.rows && extent.channels > 0 ? to_float(pair[i].low) : 0.0f;
+      x[i][1] = i < extent.rows && extent.channels > 1 ? to_float(pair[i].high) : 0.0f;
     }
   }
 };
@@ -195,7 +195,7 @@ __device__ __forceinline__ void load_gates(const Params& params, const ChunkPlac
   const std::int64_t start = gate.offset(place.batch, place.tokens.begin + share.first_row, place.value_head, share.channel);
   RawRows<Element> raw;
   raw.start(gate.data, start, gate.strides[1], extent, params.pairs_in_gate);
-  raw.finish(extent, 0.0f, x);
+  raw.finish(extent, x);
 }
 
 /// This lane's decays: 1 where there is no token or channel.
@@ -635,8 +635,8 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, unsigned blo
   start_heads(place, share, extent, p.k, params.pairs_in_k, raw_k);
   start_heads(place, share, extent, p.q, params.pairs_in_q, raw_q);
   load_decays<P>(params, place, share, extent, decays);
-  raw_k.finish(extent, 0.0f, k);
-  raw_q.finish(extent, 0.0f, q);
+  raw_k.finish(extent, k);
+  raw_q.finish(extent, q);
   if (p.qk_l2norm) sum_squares(share, k, q, shared);
   float block_decay[2] = {1.0f, 1.0f};
 #pragma unroll

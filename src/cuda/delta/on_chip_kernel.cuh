@@ -46,6 +46,7 @@
 #include "cuda/delta/on_chip_chain.cuh"
 #include "cuda/device/copied_normalizers.cuh"
 #include "cuda/device/runtime.h"
+#include "cuda/device/workspace.h"
 
 namespace delta_attention::on_chip {
 
@@ -192,8 +193,7 @@ Plan make_plan(const Problem& p, const DeviceProperties& device, const Settings&
   plan.atomic = chosen.get("flush_kind", 0) == 1 && plan.row_blocks > 1;
   if (!plan.fits || plan.shared_bytes == 0) return plan;
 
-  constexpr std::size_t kReserved = 1024;  // what CUDA keeps of each block's share
-  const auto by_memory = static_cast<int>((device.shared_memory + kReserved) / (plan.shared_bytes + kReserved));
+  const auto by_memory = static_cast<int>((device.shared_memory + kReservedSharedMemory) / (plan.shared_bytes + kReservedSharedMemory));
   const int resident = std::min(by_memory, plan.blocks_per_multiprocessor) * device.multiprocessors;
   plan.groups = static_cast<int>(std::min<std::int64_t>(plan.items, resident / plan.row_blocks));
   return plan;
@@ -205,20 +205,16 @@ struct WorkspaceLayout {
   std::int64_t slot_floats;  // of a group
 
   WorkspaceLayout(const Problem& p, const Plan& plan) {
-    std::size_t end = 256;  // the ticket
-    const auto reserve = [&end](std::size_t size) {
-      const std::size_t at = end;
-      end = (end + size + 255) / 256 * 256;
-      return at;
-    };
+    WorkspaceParts parts;
+    parts.reserve(sizeof(int));  // the ticket
     const auto groups = static_cast<std::size_t>(plan.groups);
     const auto chunks = static_cast<std::size_t>(most_micro_chunks(p, plan.flush) * p.value_heads);
     slot_floats = plan.row_blocks == 1 ? 0 : std::int64_t{plan.atomic ? 3 : 2 * plan.row_blocks} * plan.exchange_floats;
-    arrivals = reserve(groups * sizeof(unsigned long long));
-    slots = reserve(groups * static_cast<std::size_t>(slot_floats) * sizeof(float));
-    normalizers = reserve(copied_normalizers_bytes(p));
-    factors = reserve(chunks * static_cast<std::size_t>(plan.factors().floats()) * sizeof(float));
-    bytes = end;
+    arrivals = parts.reserve(groups * sizeof(unsigned long long));
+    slots = parts.reserve(groups * static_cast<std::size_t>(slot_floats) * sizeof(float));
+    normalizers = parts.reserve(copied_normalizers_bytes(p));
+    factors = parts.reserve(chunks * static_cast<std::size_t>(plan.factors().floats()) * sizeof(float));
+    bytes = parts.bytes();
   }
 };
 

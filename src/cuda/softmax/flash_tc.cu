@@ -29,6 +29,7 @@
 #include "api/softmax_kernel.h"
 #include "cuda/device/rows.cuh"
 #include "cuda/device/runtime.h"
+#include "cuda/device/workspace.h"
 #include "cuda/softmax/flash_tc_stages.cuh"
 
 namespace delta_attention {
@@ -41,12 +42,10 @@ __global__ void __launch_bounds__(kThreads, 2) attend(const __grid_constant__ Pa
   attend_block<P>(params, blockIdx.x, dynamic_shared);
 }
 
-constexpr std::size_t kReserved = 1024;  // what CUDA keeps of each block's share of shared memory
-
 /// Two buffers where two blocks of them share a multiprocessor.
 template <class TwoBuffers>
 int buffers_of(const DeviceProperties& device, const Settings& chosen) {
-  const bool fit = 2 * (TwoBuffers::kBytes + kReserved) <= device.shared_memory + kReserved;
+  const bool fit = 2 * (TwoBuffers::kBytes + kReservedSharedMemory) <= device.shared_memory + kReservedSharedMemory;
   return chosen.get("buffers", fit ? 2 : 1);
 }
 
