@@ -132,9 +132,17 @@ def host_table(rows):
     return "Host time of one call until it is queued, µs:\n\n" + table(["recurrence", "shape", "kernel", "host"], lines)
 
 
-def peer_heading(context):
-    return (f"flash-linear-attention {context['fla']}, PyTorch {context['torch']}, Triton {context['triton']}, driver {context['driver']}, "
-            f"commit `{context['commit']}`, {context['date'][:10]}.\n\n")
+def circumstances(ours, peer):
+    """Whether both were measured on one machine with one checkout, and what differed."""
+    differing = [field for field in ("cpu", "threads", "driver", "commit") if ours[field] != peer[field]]
+    if not differing:
+        return "Same machine and commit as ours."
+    return "Not the same run as ours: " + ", ".join(f"{field} `{peer[field]}`, ours `{ours[field]}`" for field in differing) + "."
+
+
+def peer_heading(ours, peer):
+    return (f"flash-linear-attention {peer['fla']}, PyTorch {peer['torch']}, Triton {peer['triton']}, tuned for each shape, "
+            f"{peer['date'][:10]}. {circumstances(ours, peer)}\n\n")
 
 
 def section(files):
@@ -144,7 +152,7 @@ def section(files):
     rows = [Row(*pair) for pair in medians(ours)]
     lines = lines_of([row for row in rows if row.operation == "production"], [Row(*pair) for pair in medians(peer)] if peer else [])
     groups = {name: [line for line in lines if line.any.group == name] for name in unique(line.any.group for line in lines)}
-    text = machine_heading(ours["context"]) + (peer_heading(peer["context"]) if peer else "") + summary(groups)
+    text = machine_heading(ours["context"]) + (peer_heading(ours["context"], peer["context"]) if peer else "") + summary(groups)
     for name, some in groups.items():
         text += f"{name}, µs:\n\n" + problem_table(some, ours["context"])
     return text + host_table([row for row in rows if row.operation == "host_call"])

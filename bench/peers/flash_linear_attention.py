@@ -13,19 +13,38 @@ under gate:strong, A = 0 and bias ~ U(-6,-4) under gate:weak; rows of the initia
 
 cold: device time of the call, each after a write of twice the L2 cache. The GPU sleeps first, long enough for Python to queue all launches;
 where that was too short, all is measured again with a longer sleep. graph: device time of replays of a CUDA graph that holds the call.
-A result whose error against float64 passes 1e-2 is an error entry, not a time. Triton tunes anew for most shapes, which takes most of the
-time; --only picks shapes, and --add goes on where an earlier run ended.
+A result whose error against float64 passes 1e-2 is an error entry, not a time.
+
+Every shape is tuned for itself, over fla's own configurations with Triton's own timing. fla's keys are the numbers and sizes of heads, not
+the lengths, so that it would go on with what it chose for the first length; here choices are forgotten before each shape, and none is
+read from disk or kept there.
+
+A shape times 60 to 120 configurations, an eighth of a second each, and first compiles those that Triton's cache on disk lacks, one by one.
+--compile N fills that cache with all configurations of the chosen shapes from N processes, times nothing and ends:
+
+  peer="python3 bench/peers/flash_linear_attention.py --only ^fla/kda/"
+  $peer --compile 32
+  CUDA_VISIBLE_DEVICES=0 DELTA_ATTENTION_SEED=1 $peer --add --part 1/2 &
+  CUDA_VISIBLE_DEVICES=1 DELTA_ATTENTION_SEED=1 $peer --add --part 2/2 & wait
+
+Every shape is written as soon as it is measured; --add keeps what is in the file, so that a run goes on where an earlier one ended, and
+several processes can share a file.
 
 Exit code 77: skipped, with the reason.
 """
 
 import argparse
+import contextlib
+import fcntl
+import gc
 import json
+import multiprocessing
 import os
 import re
 import statistics
 import sys
 import time
+import zlib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -123,7 +142,10 @@ class Call:
         self.make_inputs()
         self.make_gates()
         self.make_states()
-        self.run()  # tunes and compiles
+
+    def check(self):
+        """Memory and errors. The first run tunes."""
+        self.run()
         self.measure_memory()
         self.error, self.state_error = self.errors(*self.run())
 
@@ -325,7 +347,9 @@ def measure(torch, fla_ops, shape, clock):
     """The entries of one shape. What a function refuses, or what does not fit, is no end of the program."""
     begin = time.perf_counter()
     try:
-        result = clock.entries(Call(torch, fla_ops, shape))
+        call = Call(torch, fla_ops, shape)
+        call.check()
+        result = clock.entries(call)
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
         result = failed(shape.name("cold"), f"skipped: {error}")
     torch.cuda.empty_cache()
@@ -334,8 +358,49 @@ def measure(torch, fla_ops, shape, clock):
     return result
 
 
+def forget_choices(autotuner):
+    """So that all kernels are tuned at their next call."""
+    for tuned in [x for x in gc.get_objects() if issubclass(type(x), autotuner)]:
+        tuned.cache.clear()
+
+
+def only_compile(knobs, autotuner, share, of):
+    """From here on this process compiles its share of all configurations, into Triton's cache on disk, and tunes nothing."""
+    knobs.runtime.jit_cache_hook = lambda *, key, fn, **_: zlib.crc32(f"{fn.name} {key}".encode()) % of != share  # true: leave it out
+    autotuner.run = lambda self, *args, warmup, **kwargs: self.warmup(*args, **kwargs)
+
+
+def compile_share(chosen, share, of):
+    torch = usable_torch("fla")
+    torch.cuda.set_device(share % torch.cuda.device_count())
+    fla_ops, _ = usable_fla(torch)
+    from triton import knobs
+    from triton.runtime.autotuner import Autotuner
+    only_compile(knobs, Autotuner, share, of)
+    for shape in chosen:
+        try:
+            Call(torch, fla_ops, shape).run()
+        except Exception as error:  # the tuning compiles what is missing, or says what is wrong
+            print(f"{shape.name('')}: not all is compiled: {error!r}", flush=True)
+        torch.cuda.empty_cache()
+
+
+def compile_all(chosen, count):
+    begin = time.perf_counter()
+    context = multiprocessing.get_context("spawn")  # CUDA survives no fork
+    processes = [context.Process(target=compile_share, args=(chosen, share, count)) for share in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    failures = sum(process.exitcode != 0 for process in processes)
+    print(f"fla: {len(chosen)} shapes compiled in {time.perf_counter() - begin:.0f} s, {failures} processes failed")
+    sys.exit(failures > 0)
+
+
 def usable_fla(torch):
     """fla's functions, or the end of the program."""
+    os.environ["FLA_CACHE_RESULTS"] = "0"  # choices are neither read from disk nor kept there
     try:
         import fla
         import fla.ops
@@ -361,6 +426,36 @@ def earlier(file, context):
     return results["benchmarks"], int(results["context"]["seed"])
 
 
+@contextlib.contextmanager
+def locked(folder):
+    """One process at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def keep(output, context, benchmarks, add):
+    """Writes the file; `add`: behind what is there, which other processes may have added meanwhile."""
+    file = output / slug(context["gpu"]) / "fla.json"
+    with locked(file.parent):
+        there, seed = earlier(file, context) if add and file.exists() else ([], int(context["seed"]))
+        if str(seed) != context["seed"]:
+            sys.exit(f"fla: {file} has seed {seed}, this run {context['seed']}; set DELTA_ATTENTION_SEED for all that share it")
+        write("fla", context, there + benchmarks, output)
+
+
+def part(text):
+    """'2/3': every third one from the second on."""
+    which, of = map(int, text.split("/"))
+    if not 1 <= which <= of:
+        raise ValueError
+    return slice(which - 1, None, of)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the result folders go (default: bench/results)")
@@ -368,28 +463,34 @@ def main():
     parser.add_argument("--allow-dirty", action="store_true", help="measure a checkout with uncommitted changes; it is marked -dirty")
     parser.add_argument("--shapes", type=Path, help="a file that names our benchmarks")
     parser.add_argument("--only", default="", help="only the shapes whose name, fla/<recurrence>/..., this regular expression finds")
+    parser.add_argument("--part", type=part, default=slice(None), help="1/2 and 2/2: every other of these shapes")
     parser.add_argument("--add", action="store_true", help="keep what is in the file, and measure the shapes that it lacks")
+    parser.add_argument("--compile", type=int, metavar="N", help="compile with N processes for runs to come, and measure nothing")
     options = parser.parse_args()
 
     torch = usable_torch("fla")
+    gpu = torch.cuda.get_device_name(0)
+    chosen = read_shapes(options, gpu)[options.part]
+    if options.compile:
+        compile_all(chosen, options.compile)
     fla_ops, version = usable_fla(torch)
-    chosen = read_shapes(options, torch.cuda.get_device_name(0))
-    commit = prebuilt_commit(options.allow_dirty)
-    seed = int(os.environ.get("DELTA_ATTENTION_SEED") or torch.seed() % 2**32)
     import triton
-    context = {**machine(torch, "fla", commit, seed), "fla": version, "triton": triton.__version__,
+    from triton.runtime.autotuner import Autotuner
+    seed = int(os.environ.get("DELTA_ATTENTION_SEED") or torch.seed() % 2**32)
+    context = {**machine(torch, "fla", prebuilt_commit(options.allow_dirty), seed), "fla": version, "triton": triton.__version__,
                "relative_error_over": f"as in production.json: whole sequences up to {WHOLE} tokens, {PART} of longer ones"}
-    file, benchmarks = options.output / slug(context["gpu"]) / "fla.json", []
+    file, there = options.output / slug(gpu) / "fla.json", set()
     if options.add and file.exists():
         benchmarks, seed = earlier(file, context)
-        context["seed"] = str(seed)
-    torch.manual_seed(seed)
-    clock, there = Clock(torch, options.repetitions), {entry["name"] for entry in benchmarks}
+        context["seed"], there = str(seed), {entry["name"] for entry in benchmarks}
+    clock, add = Clock(torch, options.repetitions), options.add
     for shape in chosen:
         if shape.name("cold") not in there:
-            benchmarks += measure(torch, fla_ops, shape, clock)
-            write("fla", context, benchmarks, options.output)  # each time: a run that is cut short keeps what it has
-    print(f"fla: {file} has {len(benchmarks)} entries")
+            forget_choices(Autotuner)
+            torch.manual_seed(seed)
+            keep(options.output, context, measure(torch, fla_ops, shape, clock), add)
+            add = True
+    print(f"fla: {len(chosen)} shapes are in {file}")
 
 
 if __name__ == "__main__":

@@ -70,5 +70,7 @@ def machine(torch, executable, commit, seed):
 def write(name, context, benchmarks, output):
     path = output / slug(context["gpu"]) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(results_text({"context": context, "benchmarks": benchmarks}))
+    part = path.with_suffix(f".{os.getpid()}")  # a program that is ended meanwhile leaves the old file
+    part.write_text(results_text({"context": context, "benchmarks": benchmarks}))
+    part.replace(path)
     return path

@@ -2,10 +2,12 @@
 """bench/peers/flash_linear_attention.py as far as it goes without a GPU: its shapes, what it checks, its reference and its entries."""
 
 import json
+import multiprocessing
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench" / "peers"), str(ROOT / "scripts")]
@@ -90,6 +92,85 @@ class Adding(unittest.TestCase):
     def test_not_to_results_of_another_commit(self):
         with self.assertRaisesRegex(SystemExit, "has commit c, this run d"):
             self.earlier(commit="d")
+
+
+class Keeping(unittest.TestCase):
+    CONTEXT = {**Adding.CONTEXT, "seed": "7"}
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.output = Path(folder.name)
+        self.file = self.output / "a-gpu" / "fla.json"
+
+    def names(self):
+        return {entry["name"] for entry in json.loads(self.file.read_text())["benchmarks"]}
+
+    def test_replaces_or_adds(self):
+        for name, add, expected in (("a", True, {"a"}), ("b", True, {"a", "b"}), ("c", False, {"c"})):
+            peer.keep(self.output, self.CONTEXT, [{"name": name}], add)
+            self.assertEqual(self.names(), expected)
+        self.assertEqual(list(self.file.parent.iterdir()), [self.file])
+
+    def test_processes_side_by_side_lose_nothing(self):
+        processes = [multiprocessing.get_context("fork").Process(target=self.add_many, args=(which,)) for which in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        self.assertEqual(self.names(), {f"{which} {i}" for which in range(2) for i in range(20)})
+
+    def add_many(self, which):
+        for i in range(20):
+            peer.keep(self.output, self.CONTEXT, [{"name": f"{which} {i}"}], True)
+
+    def test_not_what_another_seed_drew(self):
+        peer.keep(self.output, self.CONTEXT, [{"name": "a"}], True)
+        with self.assertRaisesRegex(SystemExit, "has seed 7, this run 8"):
+            peer.keep(self.output, {**self.CONTEXT, "seed": "8"}, [{"name": "b"}], True)
+
+    def test_parts_share_the_shapes_out(self):
+        shapes = list(range(7))
+        self.assertEqual(sorted(shapes[peer.part("1/3")] + shapes[peer.part("2/3")] + shapes[peer.part("3/3")]), shapes)
+        for wrong in ("0/2", "3/2", "2"):
+            self.assertRaises(ValueError, peer.part, wrong)
+
+
+class Autotuner:
+    """As far as Triton's is used: configurations that a hook may leave out, and choices."""
+
+    def __init__(self, name, configs, knobs):
+        self.name, self.configs, self.knobs, self.cache, self.compiled = name, configs, knobs, {}, []
+
+    def run(self, *args, grid, warmup, **kwargs):
+        raise AssertionError("tunes")
+
+    def warmup(self, *args, grid, **kwargs):
+        hook = self.knobs.runtime.jit_cache_hook
+        self.compiled += [c for c in self.configs if not hook(key=f"{kwargs} {c}", fn=SimpleNamespace(name=self.name), repr="", compile={})]
+
+
+class Compiling(unittest.TestCase):
+    def compiled(self, share, of):
+        class Mine(Autotuner):
+            pass
+        knobs = SimpleNamespace(runtime=SimpleNamespace(jit_cache_hook=None))
+        kernels = [Mine(name, range(50), knobs) for name in ("a", "b")]
+        peer.only_compile(knobs, Mine, share, of)
+        for kernel in kernels:
+            kernel.run(grid=(1,), warmup=False, K=128)
+        return [(kernel.name, config) for kernel in kernels for config in kernel.compiled]
+
+    def test_every_configuration_in_one_process(self):
+        shares = [self.compiled(share, 4) for share in range(4)]
+        self.assertEqual(sorted(sum(shares, [])), [(name, config) for name in ("a", "b") for config in range(50)])
+        self.assertTrue(all(len(share) >= 10 for share in shares))
+
+    def test_choices_are_forgotten(self):
+        kernel = Autotuner("a", [], None)
+        kernel.cache["key"] = "choice"
+        peer.forget_choices(Autotuner)
+        self.assertEqual(kernel.cache, {})
 
 
 class Timing(unittest.TestCase):

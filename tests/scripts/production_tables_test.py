@@ -32,10 +32,10 @@ def theirs(words, variant, microseconds, recurrence="kda"):
     return entries(f"fla/{recurrence}/chunk_{recurrence}/bf16/{words} {variant}", microseconds)
 
 
-def section(*lists, fla=()):
+def section(*lists, fla=(), peer_context=PEER_CONTEXT):
     files = {"production": {"context": CONTEXT, "benchmarks": [entry for some in lists for entry in some]}}
     if fla:
-        files["fla"] = {"context": PEER_CONTEXT, "benchmarks": [entry for some in fla for entry in some]}
+        files["fla"] = {"context": peer_context, "benchmarks": [entry for some in fla for entry in some]}
     return production_tables.section(files)
 
 
@@ -52,6 +52,12 @@ class Section(unittest.TestCase):
                        fla=[theirs(PLAIN, "cold", 100.0), theirs(PLAIN, "graph", 75.0)])
         self.assertIn("| T=2048 H=8 | `fast` | 40 | 30 | 100 | 75 | 2.50 | 2.50 | 5 | 2.0e-03 |  | 2.0e-03 |", text)
         self.assertIn("flash-linear-attention 0.1, PyTorch 2, Triton 3", text)
+
+    def test_says_whether_both_were_measured_together(self):
+        both = lambda **changes: section(ours(PLAIN, "cold", 40.0), fla=[theirs(PLAIN, "cold", 100.0)],
+                                         peer_context={**PEER_CONTEXT, "date": "2026-01-02T00:00:00", **changes})
+        self.assertIn("2026-01-02. Same machine and commit as ours.", both())
+        self.assertIn("Not the same run as ours: threads `2`, ours `1`, commit `d`, ours `c`.", both(threads="2", commit="d"))
 
     def test_what_the_peer_lacks_stays_empty(self):
         text = section(ours(PLAIN, "cold", 40.0), ours(BATCHED, "cold", 50.0), fla=[theirs(PLAIN, "cold", 20.0)])
