@@ -74,7 +74,7 @@ std::string_view built_architectures() {
 }
 
 std::string missing_code_reason(const DeviceProperties& device) {
-  if (runs_on(built_architectures(), device.capability)) return "";
+  if (device.code > 0) return "";
   return fmt::format(
       "this build holds CUDA code for {} and the kernels need compute capability 8.0 or later; {} has {}.{}",
       built_architectures(), device.name, device.capability / 10, device.capability % 10);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <utility>
 
@@ -33,13 +34,13 @@ std::int64_t last_offset(const NamedOperand& operand) {
 
 /// Writable views must not map two indices to one element. Sufficient test: sorted by stride, each axis steps over the last.
 void require_distinct_elements(const NamedOperand& operand) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> axes;  // stride, extent
-  for (int axis = 0; axis < operand.view.rank; ++axis) {
-    if (operand.view.shape[axis] > 1) axes.emplace_back(operand.view.strides[axis], operand.view.shape[axis]);
-  }
-  std::sort(axes.begin(), axes.end());
+  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> axes;  // stride, extent
+  for (int axis = 0; axis < operand.view.rank; ++axis) axes[axis] = {operand.view.strides[axis], operand.view.shape[axis]};
+  std::sort(axes.begin(), axes.begin() + operand.view.rank);
   std::int64_t reach = 0;
-  for (const auto& [stride, extent] : axes) {
+  for (int axis = 0; axis < operand.view.rank; ++axis) {
+    const auto [stride, extent] = axes[axis];
+    if (extent <= 1) continue;
     if (stride <= reach) {
       throw InvalidArgument(operand.name, "strides that give every element memory of its own",
                             stride_text(operand.view));
@@ -79,8 +80,8 @@ void require_present(const char* name, const View& x, const char* what) {
   if (!x.present()) throw InvalidArgument(name, what, "none");
 }
 
-void require_absent(const char* name, const View& x, const std::string& why) {
-  if (x.present()) throw InvalidArgument(name, "none (" + why + ")", shape_text(x));
+void require_absent(const char* name, const View& x, const char* why) {
+  if (x.present()) throw InvalidArgument(name, fmt::format("none ({})", why), shape_text(x));
 }
 
 bool is_floating(DType dtype) {
@@ -129,7 +130,7 @@ void check_ranks(const Operands& all) {
   }
 }
 
-void require_shape(const char* name, const View& x, const std::vector<std::int64_t>& shape, const char* axes) {
+void require_shape(const char* name, const View& x, std::initializer_list<std::int64_t> shape, const char* axes) {
   const bool same = x.rank == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), x.shape.begin());
   if (!same) throw InvalidArgument(name, fmt::format("shape {} = [{}]", axes, fmt::join(shape, ",")), shape_text(x));
 }
@@ -171,12 +172,13 @@ void check_devices(Device device, const Operands& all) {
 void check_overlap(const Operands& all, bool (*may_be_same)(std::string_view written, std::string_view read)) {
   for (const NamedOperand& output : all) {
     if (!output.is_output || output.view.elements() == 0) continue;
+    const Span a = span_of(output);
     for (const NamedOperand& other : all) {
       if (&other == &output || other.view.elements() == 0) continue;
-      if (may_be_same(output.name, other.name) && same_view(output.view, other.view)) continue;
-      const Span a = span_of(output), b = span_of(other);
-      const bool overlap = a.begin < b.end && b.begin < a.end;
-      if (overlap && ((a.dense && b.dense) || a.begin == b.begin)) {
+      const Span b = span_of(other);
+      const bool apart = a.begin >= b.end || b.begin >= a.end;
+      if (apart || (may_be_same(output.name, other.name) && same_view(output.view, other.view))) continue;
+      if ((a.dense && b.dense) || a.begin == b.begin) {
         throw InvalidArgument(output.name, fmt::format("memory apart from {}", other.name), "overlapping memory");
       }
     }

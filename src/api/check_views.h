@@ -3,6 +3,7 @@
 // Checks of tensor views that all calls share: shapes, strides, memory, devices. All throw InvalidArgument with the operand's name.
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,8 +22,8 @@ std::string shape_text(const View& x);
 std::string stride_text(const View& x);
 
 void require_present(const char* name, const View& x, const char* what);
-void require_absent(const char* name, const View& x, const std::string& why);
-void require_shape(const char* name, const View& x, const std::vector<std::int64_t>& shape, const char* axes);
+void require_absent(const char* name, const View& x, const char* why);
+void require_shape(const char* name, const View& x, std::initializer_list<std::int64_t> shape, const char* axes);
 void require_unit_stride(const char* name, const View& x, int axis);
 
 bool is_floating(DType dtype);  // f64 included

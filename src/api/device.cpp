@@ -4,6 +4,7 @@
 #include <new>
 
 #if defined(DELTA_ATTENTION_WITH_CUDA)
+#include "api/architectures.h"
 #include "cuda/device/runtime.h"
 #endif
 
@@ -48,14 +49,16 @@ DeviceProperties query_properties(int index) {
   properties.type = DeviceType::cuda;
   properties.name = full.name;
   properties.capability = 10 * full.major + full.minor;
+  properties.code = code_for(built_architectures(), properties.capability);
   properties.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
   properties.shared_memory = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
   return properties;
 }
 
-/// Properties of all devices, read once; they are what a launch would otherwise ask the driver for.
+/// Properties of all devices, at least one, read once; they are what a launch would otherwise ask the driver for.
 const std::vector<DeviceProperties>& all_cuda_properties() {
   static const std::vector<DeviceProperties> all = [] {
+    if (cuda_device_count() == 0) throw NoDevice(cuda_unavailable_reason());
     std::vector<DeviceProperties> list;
     for (int index = 0; index < cuda_device_count(); ++index) list.push_back(query_properties(index));
     return list;
@@ -144,7 +147,6 @@ DeviceGuard::~DeviceGuard() = default;
 const DeviceProperties& device_properties(Device device) {
   static const DeviceProperties cpu = cpu_properties();
   if (device.type == DeviceType::cpu) return cpu;
-  if (cuda_device_count() == 0) throw NoDevice(cuda_unavailable_reason());
 #if defined(DELTA_ATTENTION_WITH_CUDA)
   const std::vector<DeviceProperties>& all = all_cuda_properties();
   if (device.index < 0 || device.index >= static_cast<int>(all.size())) {
@@ -153,7 +155,7 @@ const DeviceProperties& device_properties(Device device) {
   }
   return all[static_cast<std::size_t>(device.index)];
 #else
-  return cpu;
+  throw NoDevice(cuda_unavailable_reason());
 #endif
 }
 

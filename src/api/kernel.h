@@ -17,6 +17,7 @@ struct DeviceProperties {
   DeviceType type = DeviceType::cpu;
   std::string name;
   int capability = 0;             // CUDA compute capability, 10 * major + minor
+  int code = 0;                   // CUDA: the capability that the code it runs was made for; 0 if this build has none (code_for)
   int multiprocessors = 0;        // CUDA
   std::size_t shared_memory = 0;  // CUDA: the most a block can opt in to, bytes
 };
@@ -38,7 +39,7 @@ struct Kernel {
   DeviceType device;
   /// Results are the same to the last bit from run to run; see also `unrepeatable`.
   bool repeatable;
-  /// Dispatch takes the supported kernel with the highest priority; negative means only when asked for by name.
+  /// Dispatch takes the supported kernel with the highest priority where none was measured; negative means only when asked for by name.
   int priority;
   /// What can be chosen: every setting with every value that it can take.
   std::vector<Setting> (*settings)();

@@ -109,6 +109,7 @@ DeviceProperties gpu(int capability) {
   device.type = DeviceType::cuda;
   device.name = "GPU of capability " + std::to_string(capability);
   device.capability = capability;
+  device.code = code_for(built_architectures(), capability);
   device.multiprocessors = 100;
   device.shared_memory = 99 << 10;
   return device;

@@ -36,6 +36,7 @@
 #include <string>
 #include <vector>
 
+#include "api/architectures.h"
 #include "cuda/delta/chunkwise.h"
 #include "cuda/delta/chunkwise_launch.cuh"
 #include "cuda/delta/chunkwise_layout.cuh"

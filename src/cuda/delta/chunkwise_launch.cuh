@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 
-#include "api/architectures.h"
 #include "api/kernel.h"
 #include "cuda/device/runtime.h"
 
@@ -48,7 +47,7 @@ void start(std::int64_t blocks, int threads, int shared_bytes, const Launch& cal
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = static_cast<cudaStream_t>(call.stream);
   config.attrs = &overlap;
-  config.numAttrs = code_for(built_architectures(), call.device.capability) >= kOverlapsFrom ? 1 : 0;
+  config.numAttrs = call.device.code >= kOverlapsFrom ? 1 : 0;
   allow_shared_memory<kKernel>(shared_bytes, call.problem.device.index);
   DELTA_ATTENTION_CUDA(cudaLaunchKernelEx(&config, kKernel, arguments...));
 }
