@@ -193,11 +193,28 @@ std::vector<Case> beside_the_grid(const char* preset) {
   return cases;
 }
 
+/// Decoding and short prompts, where launches cost as much as the work. Few sequences and many.
+std::vector<Case> short_sequences(const char* preset) {
+  std::vector<Case> cases;
+  for (std::int64_t tokens : {1, 16, 64, 128}) {
+    for (std::int64_t batch : {1, 16}) {
+      Case c = gated(preset, DType::f32);
+      c.tokens = tokens;
+      c.batch = batch;
+      cases.push_back(c);
+      c.dtype = DType::bf16;
+      if (tokens != 64) cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 std::vector<Case> cuda_cases() {
   std::vector<Case> cases;
   for (const char* preset : {"gated_delta_net", "kda"}) {
     for (const Case& c : staged_grid(preset)) cases.push_back(c);
     for (const Case& c : beside_the_grid(preset)) cases.push_back(c);
+    for (const Case& c : short_sequences(preset)) cases.push_back(c);
   }
   const std::pair<const char*, Decay> others[] = {
       {"linear", Decay::none}, {"retention", Decay::fixed}, {"gla", Decay::strong}, {"delta_net", Decay::none}};
@@ -218,4 +235,7 @@ void register_all() {
 }  // namespace
 }  // namespace bench
 
-int main(int argc, char** argv) { return bench::run_main(argc, argv, bench::register_all); }
+int main(int argc, char** argv) {
+  constexpr double kMinSeconds = 0.004;  // a flush of the L2 before each takes ten times as long as the shortest calls
+  return bench::run_main(argc, argv, bench::register_all, kMinSeconds);
+}

@@ -115,14 +115,14 @@ TARGETS = [
 
 
 class Staged:
-    """Times of the staged kernels in f32 under strong gates, by (stage, recurrence, variant, K, B, T)."""
+    """Times of the staged kernels in f32 under strong gates from 512 tokens on, by (stage, recurrence, variant, K, B, T)."""
 
     def __init__(self, rows):
         names = {kernel: stage for stage, kernel in STAGES.items()}
         self.times = {}
         for row in rows:
             shape = row.shape
-            regular = shape.get("gate") == "strong" and shape["N"] == shape["B"] and shape["H"] == "8"
+            regular = shape.get("gate") == "strong" and shape["N"] == shape["B"] and shape["H"] == "8" and int(shape["T"]) >= 512
             if row.kernel in names and row.recurrence in STAGED_RECURRENCES and row.dtype == "f32" and regular:
                 size = tuple(int(shape[name]) for name in ("K", "B", "T"))
                 self.times[(names[row.kernel], row.recurrence, row.variant, *size)] = row.microseconds

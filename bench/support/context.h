@@ -10,7 +10,7 @@ namespace bench {
 
 /// Runs a benchmark program: repetitions and minimum time (seconds a repetition) unless the command line says otherwise, context fields
 /// that say what was measured where, then whatever `register_all` registered.
-int run_main(int argc, char** argv, const std::function<void()>& register_all, double min_seconds = 0.01);
+int run_main(int argc, char** argv, const std::function<void()>& register_all, double min_seconds);
 
 /// Registers one benchmark, in microseconds of its own clock; a call that fails becomes an error in the results, not the end of the run.
 void add_benchmark(const std::string& name, const std::function<void(benchmark::State&)>& body);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "api/device.h"
 
 namespace delta_attention {
@@ -50,14 +52,33 @@ bool is_candidate(const Kernel& kernel, const Execution& execution, const Kernel
   return kernel.priority >= 0 && (best == nullptr || kernel.priority > best->priority);
 }
 
-std::string why(const Choice& choice, const Settings& asked, const DeviceProperties& device,
-                const Execution& execution) {
-  const std::string reason = reason_of_choice(choice.kernel != nullptr, device, execution);
-  if (choice.settings.empty()) return reason;
+bool contains(const std::vector<const Kernel*>& kernels, const Kernel* kernel) {
+  return std::find(kernels.begin(), kernels.end(), kernel) != kernels.end();
+}
+
+/// "fastest of the kernels measured at B*HV=8 T=2048 K=128 V=128 bf16 on NVIDIA H200 (250 us; next v1_chunk_pipeline 410 us)", of those
+/// that can run the problem. "" if `kernel` was not measured there.
+std::string measured_reason(const MeasuredProblem& measured, const Kernel* kernel, const std::vector<KernelReport>& reports) {
+  const auto can_run = [&](const MeasuredProblem::Time& time) {
+    return std::any_of(reports.begin(), reports.end(), [&](const KernelReport& r) { return r.supported && r.kernel == time.kernel->name; });
+  };
+  const auto& times = measured.fastest_first;
+  const auto own = std::find_if(times.begin(), times.end(), [&](const auto& time) { return time.kernel == kernel; });
+  if (own == times.end()) return "";
+  const KernelTimesRow& row = measured.row;
+  const std::string where = fmt::format("fastest of the kernels measured at B*HV={} T={} K={} V={} {} on {}", row.chains, row.tokens,
+                                        row.key_dim, row.value_dim, name(row.dtype), row.gpu);
+  const auto next = std::find_if(own + 1, times.end(), can_run);
+  if (next == times.end()) return fmt::format("{} ({:.4g} us)", where, own->microseconds);
+  return fmt::format("{} ({:.4g} us; next {} {:.4g} us)", where, own->microseconds, next->kernel->name, next->microseconds);
+}
+
+std::string settings_origin(const Choice& choice, const Settings& asked) {
+  if (choice.settings.empty()) return "";
   const bool tuned = choice.settings.size() > asked.size();
-  return reason + (asked.empty() ? ", with tuned settings"
-                   : tuned       ? ", with the caller's settings over tuned ones"
-                                 : ", with the caller's settings");
+  return asked.empty() ? ", with tuned settings"
+         : tuned       ? ", with the caller's settings over tuned ones"
+                       : ", with the caller's settings";
 }
 
 }  // namespace
@@ -99,20 +120,29 @@ std::string reason_of_choice(bool found, const DeviceProperties& device, const E
 }
 
 Choice choose(const Problem& problem, const DeviceProperties& device, const Execution& execution,
-              const std::vector<const Kernel*>& candidates, const TunedTable& tuned) {
+              const std::vector<const Kernel*>& candidates, const TunedTable& tuned, const KernelTimes& times) {
   check_settings_have_a_kernel(execution);
   Choice choice;
-  for (const Kernel* kernel : candidates) {
-    if (!is_candidate(*kernel, execution, choice.kernel)) continue;
+  const auto take_if_it_can = [&](const Kernel* kernel) {
     const Verdict verdict = judge(*kernel, problem, device, execution, tuned);
     if (verdict.refusal.empty()) choice = {kernel, verdict.settings};
+  };
+  const MeasuredProblem* measured = is_automatic(execution) ? times.find(problem, device) : nullptr;
+  if (measured != nullptr) {
+    for (const MeasuredProblem::Time& time : measured->fastest_first) {
+      if (contains(candidates, time.kernel)) take_if_it_can(time.kernel);
+      if (choice.kernel != nullptr) return choice;
+    }
+  }
+  for (const Kernel* kernel : candidates) {
+    if (is_candidate(*kernel, execution, choice.kernel)) take_if_it_can(kernel);
   }
   return choice;
 }
 
 DispatchInfo explain(const Problem& problem, const DeviceProperties& device, const Execution& execution,
-                     const std::vector<const Kernel*>& candidates, const TunedTable& tuned) {
-  const Choice choice = choose(problem, device, execution, candidates, tuned);
+                     const std::vector<const Kernel*>& candidates, const TunedTable& tuned, const KernelTimes& times) {
+  const Choice choice = choose(problem, device, execution, candidates, tuned, times);
   DispatchInfo info;
   Settings asked;
   for (const Kernel* kernel : candidates) {
@@ -122,7 +152,10 @@ DispatchInfo explain(const Problem& problem, const DeviceProperties& device, con
         {kernel->name, kernel->summary, verdict.refusal.empty(), verdict.refusal, kernel->settings()});
   }
   if (choice.kernel != nullptr) info.kernel = choice.kernel->name;
-  info.reason = why(choice, asked, device, execution);
+  const MeasuredProblem* measured = is_automatic(execution) ? times.find(problem, device) : nullptr;
+  if (measured != nullptr) info.reason = measured_reason(*measured, choice.kernel, info.kernels);
+  if (info.reason.empty()) info.reason = reason_of_choice(choice.kernel != nullptr, device, execution);
+  info.reason += settings_origin(choice, asked);
   info.settings = choice.settings.text();
   return info;
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "api/kernel.h"
+#include "api/kernel_times.h"
 #include "api/tuned_table.h"
 
 namespace delta_attention {
@@ -30,14 +31,17 @@ std::string refusal_of_only_kernel(const char* kernel, DeviceType kernel_device,
 /// Why this kernel, or why none.
 std::string reason_of_choice(bool found, const DeviceProperties& device, const Execution& execution);
 
-/// Which of `candidates` runs the problem on this device, and with which settings: the caller's over the tuned ones. Throws
-/// InvalidArgument for settings that the kernel asked for does not have; what else cannot run gives no kernel.
+/// Which of `candidates` runs the problem on this device, and with which settings: the caller's over the tuned ones. Unless one is asked
+/// for by name, the fastest of those measured on the nearest problem, or else the one with the highest priority. Throws InvalidArgument
+/// for settings that the kernel asked for does not have; what else cannot run gives no kernel.
 Choice choose(const Problem& problem, const DeviceProperties& device, const Execution& execution,
-              const std::vector<const Kernel*>& candidates, const TunedTable& tuned = tuned_table());
+              const std::vector<const Kernel*>& candidates, const TunedTable& tuned = tuned_table(),
+              const KernelTimes& times = kernel_times());
 
 /// The same choice in words, with what every candidate says.
 DispatchInfo explain(const Problem& problem, const DeviceProperties& device, const Execution& execution,
-                     const std::vector<const Kernel*>& candidates, const TunedTable& tuned = tuned_table());
+                     const std::vector<const Kernel*>& candidates, const TunedTable& tuned = tuned_table(),
+                     const KernelTimes& times = kernel_times());
 
 /// The choice among all kernels, or Unsupported with every kernel's reason.
 Choice require_kernel(const Problem& problem, const DeviceProperties& device, const Execution& execution);

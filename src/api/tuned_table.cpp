@@ -3,32 +3,19 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <string_view>
 
 namespace delta_attention {
 namespace {
 
-/// Kernels hold K rows in tiles of 32, 64, 128, ... : settings carry over within a tile, hardly beyond.
-std::int64_t key_tile(std::int64_t key_dim) {
-  std::int64_t tile = 32;
-  while (tile < key_dim) tile *= 2;
-  return tile;
+/// `delta-attention tune` measures f32; what else a row does not tell is the same for all rows, and so decides nothing.
+ProblemFeatures features_of(const TunedRow& row) {
+  return {row.capability, DType::f32, Update::delta, row.gate, row.key_dim, row.value_dim, row.chains, row.tokens};
 }
 
-double logarithm(std::int64_t x) { return std::log2(static_cast<double>(std::max<std::int64_t>(x, 1))); }
-
-TunedFeatures features_of(const TunedRow& row) {
-  return {row.capability, row.gate, row.key_dim, row.value_dim, row.chains, row.tokens};
-}
-
-TunedFeatures features_of(const Problem& p, const DeviceProperties& device) {
-  const std::int64_t tokens = p.cu_seqlens.present ? p.tokens / std::max<std::int64_t>(p.sequences, 1) : p.tokens;
-  return {device.capability, p.gate, p.key_dim, p.value_dim, p.sequences * p.value_heads, tokens};
-}
-
-/// How far a row is from a problem: the first number decides, a later one only between equals.
-using Distance = std::array<double, 7>;
-
-Distance distance(const TunedFeatures& a, const TunedFeatures& b) {
+/// How far a row is from a problem: the first number decides, a later one only between equals. Settings carry over within a tile of K,
+/// hardly beyond.
+std::array<double, 7> distance(const ProblemFeatures& a, const ProblemFeatures& b) {
   return {a.capability == b.capability ? 0.0 : 1.0,
           std::abs(a.key_tile - b.key_tile),
           a.gate == b.gate ? 0.0 : 1.0,
@@ -39,16 +26,6 @@ Distance distance(const TunedFeatures& a, const TunedFeatures& b) {
 }
 
 }  // namespace
-
-TunedFeatures::TunedFeatures(int capability, Gate gate, std::int64_t key_dim, std::int64_t value_dim, std::int64_t chains,
-                             std::int64_t tokens)
-    : capability(capability),
-      gate(gate),
-      key_tile(logarithm(delta_attention::key_tile(key_dim))),
-      key_dim(logarithm(key_dim)),
-      value_dim(logarithm(value_dim)),
-      chains(logarithm(chains)),
-      tokens(logarithm(tokens)) {}
 
 TunedTable::TunedTable(const std::vector<TunedRow>& rows, const std::vector<const Kernel*>& kernels) {
   for (const Kernel* kernel : kernels) {
@@ -64,18 +41,8 @@ TunedTable::TunedTable(const std::vector<TunedRow>& rows, const std::vector<cons
 Settings TunedTable::find(const Kernel& kernel, const Problem& problem, const DeviceProperties& device) const {
   const auto own = std::find_if(rows_.begin(), rows_.end(), [&](const KernelRows& r) { return r.kernel == &kernel; });
   if (own == rows_.end()) return {};
-  const TunedFeatures asked = features_of(problem, device);
-  const Entry* nearest = nullptr;
-  Distance least = {};
-  for (const Entry& entry : own->entries) {
-    if (entry.features.capability / 10 != device.capability / 10) continue;
-    const Distance far = distance(entry.features, asked);
-    if (nearest == nullptr || far < least) {
-      nearest = &entry;
-      least = far;
-    }
-  }
-  return nearest == nullptr ? Settings() : nearest->settings;
+  const Entry* row = nearest(own->entries, ProblemFeatures(problem, device), distance);
+  return row == nullptr ? Settings() : row->settings;
 }
 
 const TunedTable& tuned_table() {

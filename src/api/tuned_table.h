@@ -3,10 +3,10 @@
 // Settings found by `delta-attention tune`, compiled in. For a problem the nearest measured one on a device of the same
 // generation answers; kernels that were not tuned there follow their own rules.
 
-#include <string>
 #include <vector>
 
 #include "api/kernel.h"
+#include "api/problem_features.h"
 
 namespace delta_attention {
 
@@ -22,15 +22,6 @@ struct TunedRow {
   const char* settings;  // "name=int,name=int"
 };
 
-/// What makes problems alike; sizes as logarithms, which are taken once and not on every call.
-struct TunedFeatures {
-  int capability;
-  Gate gate;
-  double key_tile, key_dim, value_dim, chains, tokens;
-
-  TunedFeatures(int capability, Gate gate, std::int64_t key_dim, std::int64_t value_dim, std::int64_t chains, std::int64_t tokens);
-};
-
 class TunedTable {
  public:
   /// Rows of kernels that are not among `kernels` are left out. Throws InvalidArgument for a setting that its kernel does not
@@ -42,7 +33,7 @@ class TunedTable {
 
  private:
   struct Entry {
-    TunedFeatures features;
+    ProblemFeatures features;
     Settings settings;
   };
   struct KernelRows {
