@@ -86,6 +86,7 @@ class EmulatedChunkwise : public ::testing::Test {
     params.problem = p;
     params.factors = reinterpret_cast<unsigned char*>(factors.data());
     params.chunks = chunking.chunks(p.tokens);
+    params.group = static_cast<int>(p.value_heads / p.heads);
     if (p.cu_seqlens.present) {
       params.first_chunks = first_chunks.data();
       params.first_states = first_states.data();

@@ -3,15 +3,16 @@
 // Algorithm. The chunk form of the recurrence (docs/math.md). Over a chunk, with b_i the decay from its start up to token i and S the state
 // before it,
 //     L_ij = beta_i <k_i, k_j>, A_ij = scale <q_i, k_j>   with the decay from j to i, j < i and j <= i
-//     T = (I + L)^-1 diag(beta)                           U = T (V - (b k) S)
-//     O = scale (b q) S + A U                             S = D S + (d k)^T U   (D over the chunk, d from a token to its end)
-// Everything but U, O and S is known without the state. The additive update has U = beta V.
+//     T = (I + L)^-1 diag(beta)                           R = V - (b k) S
+//     O = scale (b q) S + (A T) R                         S = D S + (T^T d k)^T R   (D over the chunk, d from a token to its end)
+// Everything but R, O and S is known without the state. The additive update has T = diag(beta) and R = V. T is folded into A and d k, not
+// multiplied with R: what cancels between tokens then cancels in f32, before anything is rounded, and the chain has a product less.
 //
 // Data flow. Launches, each overlapping the end of the one before where the GPU can:
 //     plan_sequences   only with packed sequences: where each one's chunks start
-//     prepare          every chunk of every value head at once: T, A, b k, b q, d k, D -> an image in global memory, laid out as shared memory
+//     prepare          every chunk of every value head at once: A T, T^T d k, b k, b q, D -> an image in global memory, laid out as shared memory
 //                      will hold it (chunkwise_layout.cuh)
-//     chain            every (sequence, value head) and slice of V at once, chunk after chunk: images -> shared memory, U, O, S
+//     chain            every (sequence, value head) and slice of V at once, chunk after chunk: images -> shared memory, R, O, S
 // The output is made where the state is, not by a third launch from stored states: those would be 4 V bytes a channel and chunk, more than the
 // image itself.
 //
@@ -22,8 +23,8 @@
 // Precision. Products are of bf16 numbers, sums and the state f32. A bf16 tensor's numbers are one bf16 term, an f16 tensor's the sum of two,
 // an f32 tensor's of three: 8, 16 and 24 bits, whatever the range. An f32 product then is six bf16 products.
 //
-// Roles and budget. prepare: a warp has 8 tokens and 64 channels, 2 K threads a block; 74 KB of shared memory at K = 128, up to 128 registers.
-// chain: teams of three warps, two with the state of 16 value columns in registers, one that makes their outputs, and one warp that loads for
+// Roles and budget. prepare: a warp has 8 tokens and 64 channels, 2 K threads a block; 75 KB of shared memory at K = 128 and 80 registers, so
+// that three blocks share a multiprocessor of sm_90. chain: teams of three warps, two with the state of 16 value columns in registers, one that makes their outputs, and one warp that loads for
 // all (chunkwise_chain.cuh). Two teams a block read each image half as often; a stage takes 32 KB at K = 128 and bf16. Up to 128 registers, so
 // that two blocks share a multiprocessor, where there are that many.
 //
@@ -162,6 +163,7 @@ Params params_of(const Launch& call, const WorkspaceLayout& layout) {
     params.first_states = reinterpret_cast<const std::int64_t*>(memory + layout.first_states);
   }
   params.chunks = Chunking::of(p).chunks(p.tokens);
+  params.group = static_cast<int>(p.value_heads / p.heads);
   params.pairs_in_q = reads_in_pieces(p.q, p.key_dim, 2);
   params.pairs_in_k = reads_in_pieces(p.k, p.key_dim, 2);
   params.pairs_in_gate = p.gate == Gate::channel && reads_in_pieces(p.log_decay, p.key_dim, 2);

@@ -3,25 +3,24 @@
 // The second launch of v5_chunkwise: the state, chunk after chunk, and the outputs. chunkwise.cu tells the story.
 //
 // A block takes one (sequence, value head) and a slice of its value columns, 16 columns a team of warps. The state is held transposed, S^T: a
-// value column is a row of the tensor cores' M side, so that the state, R and U are left operands straight from the registers they were summed
-// in, and all that is read from shared memory are the chunk's factors, as right operands. A team of three warps has 16 columns:
+// value column is a row of the tensor cores' M side, so that the state and R are left operands straight from the registers they were summed in,
+// and all that is read from shared memory are the chunk's factors, as right operands. A team of three warps has 16 columns:
 //     two state warps, each with half of the channels of S^T
-//                        R^T = V^T - S^T (b k)^T, the second one's half to the first
-//                        the first: U^T = R^T T^T (additive: U = beta V), for all
-//                        S^T = S^T diag(D) + U^T (d k)
-//     a reading warp     O^T = S^T (b q)^T + U^T A^T, out
-// S, as the operand that it is for both products, and U go from one to the other through shared memory. The reading warp starts with the state
-// before the chunk, as the state warps do, and is ready for U by the time it comes.
+//                        R^T = V^T - S^T (b k)^T, each one's half to the other (additive: R = V)
+//                        S^T = S^T diag(D) + R^T (T^T d k)
+//     a reading warp     O^T = S^T (b q)^T + R^T (A T)^T, out
+// S, as the operand that it is for both products, and R go to the reading warp through shared memory. It starts with the state before the chunk,
+// as the state warps do, and is ready for R by the time it comes. One more warp loads for all teams, as many chunks ahead as there are stages.
+// Nobody waits for everybody: stages are handed over at barriers in shared memory (cuda/device/arrivals.cuh), what a team's warps have for
+// each other at barriers of two warps.
 //
-// NaN and infinities: a product with the zeros of T and A would carry them from a token to those before it. Where a result shows any, they are
-// taken out of R or U, and everything from the first such token of a value column on is NaN, as it is in the recurrence.
-
-#include <cuda_pipeline_primitives.h>
+// NaN and infinities: a product with the zeros of A T would carry them from a token to those before it. Where outputs show any, they are taken
+// out of R, and everything from the first such token of a value column on is NaN, as it is in the recurrence.
 
 #include <cstdint>
 
 #include "cuda/delta/chunkwise_layout.cuh"
-#include "cuda/device/bulk_copy.cuh"
+#include "cuda/device/arrivals.cuh"
 #include "cuda/device/warp.cuh"
 #include "state/gate.h"
 
@@ -43,6 +42,20 @@ struct ChainPolicy {
 /// Sums of 16 value columns and the chunk's tokens: [tokens / 8][fragment].
 using TokenSums = float[kTiles][4];
 
+/// A stage is full when its image and values are there, and empty when all who read it are done.
+struct StageArrivals {
+  Arrivals full, empty;
+};
+
+/// What the warps of a team let each other know, once a chunk each.
+enum Handover {
+  kHalves,     // both state warps: their halves of R^T are there
+  kState,      // both state warps: the state before the chunk is there
+  kResiduals,  // the first state warp: R^T is there
+  kRead,       // the reading warp: it has read state and R, which may be written anew
+  kHandovers
+};
+
 /// Shared memory of a block: a ring of stages, each the image of a chunk and its values, and what each team exchanges.
 template <class P>
 struct ChainShared {
@@ -51,13 +64,14 @@ struct ChainShared {
   DELTA_ATTENTION_HOST_DEVICE int value_pitch() const { return teams * kColumns * static_cast<int>(sizeof(typename P::Element)) + 16; }
   /// Rows of images stay aligned to their length, which addresses are computed with.
   DELTA_ATTENTION_HOST_DEVICE int stage_bytes() const { return (P::kImage.bytes() + kChunk * value_pitch() + 1023) / 1024 * 1024; }
-  /// Per stage, a barrier that counts the image's bytes (cuda/device/bulk_copy.cuh).
-  DELTA_ATTENTION_HOST_DEVICE int arrivals_offset() const { return stages * stage_bytes() + teams * exchange_bytes(); }
+  DELTA_ATTENTION_HOST_DEVICE int stage_arrivals_offset() const { return stages * stage_bytes() + teams * exchange_bytes(); }
   static constexpr int state_bytes() { return P::kKeys / 16 * P::kTerms * kWarpSize * 16; }
-  static constexpr int update_bytes() { return kChunk / 16 * P::kTerms * kWarpSize * 16; }
-  static constexpr int residual_bytes() { return kTiles * kWarpSize * 16; }
-  static constexpr int exchange_bytes() { return state_bytes() + update_bytes() + residual_bytes(); }
-  DELTA_ATTENTION_HOST_DEVICE int bytes() const { return arrivals_offset() + stages * static_cast<int>(sizeof(CopyArrival)); }
+  static constexpr int residual_bytes() { return kChunk / 16 * P::kTerms * kWarpSize * 16; }
+  static constexpr int half_bytes() { return kTiles * kWarpSize * 16; }
+  static constexpr int output_bytes() { return kChunk * kColumns * static_cast<int>(sizeof(typename P::Element)); }
+  static constexpr int handover_bytes() { return kHandovers * static_cast<int>(sizeof(Arrivals)); }
+  static constexpr int exchange_bytes() { return state_bytes() + residual_bytes() + 4 * half_bytes() + output_bytes() + handover_bytes(); }
+  DELTA_ATTENTION_HOST_DEVICE int bytes() const { return stage_arrivals_offset() + stages * static_cast<int>(sizeof(StageArrivals)); }
 };
 
 /// Warps of a block: of each team two with the state and one that reads, then one that loads for all.
@@ -86,19 +100,9 @@ __device__ __forceinline__ ChainPlace chain_place_of(const Params& params, std::
   return {n, head, p.sequence(n), chunks.first, static_cast<int>(chunks.count), slice * teams * kColumns, teams, warp % teams, role};
 }
 
-/// Barriers: of all warps, which wait at different places; and of two warps of a team, one of which arrives and the other waits. (Three warps at
-/// one barrier would do, but racecheck does not see what that orders.)
-__device__ __forceinline__ void meet_all(int teams) { sync_part(1, chain_threads(teams)); }
-enum Handover { kResiduals, kUpdatesToSecond, kUpdatesToReading, kStateReadToFirst, kStateReadToSecond, kHandovers };
-__device__ __forceinline__ int barrier_of(const ChainPlace& place, Handover handover) { return 2 + place.team * kHandovers + handover; }
-__device__ __forceinline__ void arrive(const ChainPlace& place, Handover handover) {
-  arrive_at_part(barrier_of(place, handover), 2 * kWarpSize);
-}
-__device__ __forceinline__ void await(const ChainPlace& place, Handover handover) { sync_part(barrier_of(place, handover), 2 * kWarpSize); }
-
 // ------------------------------------------------------------------------------------------------------------------------- loads
 
-/// Starts copying the block's values of a chunk; tokens and columns that do not exist become 0.
+/// Copies the block's values of a chunk, or starts to; tokens and columns that do not exist become 0.
 template <class P>
 __device__ __forceinline__ void start_values(const Params& params, const ChainPlace& place, const Tokens& tokens, int pitch,
                                              unsigned char* to) {
@@ -128,44 +132,6 @@ __device__ __forceinline__ void start_values(const Params& params, const ChainPl
   }
 }
 
-/// The chunks that the loading warp copies into the ring of stages, one after another.
-template <class P>
-struct Loads {
-  ChunkCursor cursor;
-  int left;                    // chunks; with wrong offsets fewer than the sequence has
-  const unsigned char* image;  // of the next chunk
-  int slot = 0;                // for it
-
-  __device__ Loads(const Params& params, const ChainPlace& place)
-      : cursor(Chunking::of(params.problem), place.tokens, 0), left(place.chunks) {
-    image = params.factors + (place.first_chunk * params.problem.value_heads + place.value_head) * P::kImage.bytes();
-  }
-
-  /// Starts copying what the next chunk needs.
-  __device__ __forceinline__ void start_next(const Params& params, const ChainPlace& place, const ChainShared<P>& shared, unsigned char* memory,
-                                             CopyArrival* arrivals) {
-    const Tokens tokens = cursor.next();
-    if (left-- > 0) {
-      unsigned char* stage = memory + slot * shared.stage_bytes();
-      const int begin = params.problem.update == Update::delta ? 0 : P::kImage.read();
-      start_bulk_copy(stage + begin, image + begin, P::kImage.bytes() - begin, arrivals[slot]);
-      start_values<P>(params, place, tokens, shared.value_pitch(), stage + P::kImage.bytes());
-      image += params.problem.value_heads * P::kImage.bytes();
-    }
-    __pipeline_commit();
-    slot = slot + 1 == shared.stages ? 0 : slot + 1;
-  }
-};
-
-/// Waits for all of this thread's commits but the last `in_flight`, at most two.
-__device__ __forceinline__ void wait_for_commits(int in_flight) {
-  switch (in_flight) {
-    case 0: return __pipeline_wait_prior(0);
-    case 1: return __pipeline_wait_prior(1);
-    default: return __pipeline_wait_prior(2);
-  }
-}
-
 // --------------------------------------------------------------------------------------------------------------- products of a warp
 
 /// Fragments of a left operand, 16 value columns by 16 channels or tokens, in terms.
@@ -185,6 +151,27 @@ __device__ __forceinline__ void pack_fragment(const float (&first)[4], const flo
   }
 }
 
+/// Fragment `step` of a left operand in the exchange.
+template <class P>
+__device__ __forceinline__ void put_fragment(const Fragment<P>& fragment, int step, uint4* to) {
+#pragma unroll
+  for (int t = 0; t < P::kTerms; ++t) {
+    const unsigned(&x)[4] = fragment[t];
+    to[(step * P::kTerms + t) * kWarpSize + threadIdx.x % kWarpSize] = uint4{x[0], x[1], x[2], x[3]};
+  }
+}
+template <class P>
+__device__ __forceinline__ void get_fragment(const uint4* from, int step, Fragment<P>& fragment) {
+#pragma unroll
+  for (int t = 0; t < P::kTerms; ++t) {
+    const uint4 x = from[(step * P::kTerms + t) * kWarpSize + threadIdx.x % kWarpSize];
+    fragment[t][0] = x.x;
+    fragment[t][1] = x.y;
+    fragment[t][2] = x.z;
+    fragment[t][3] = x.w;
+  }
+}
+
 /// c += a b over all pairs of terms that matter, smallest first.
 template <class P>
 __device__ __forceinline__ void multiply_terms(const Fragment<P>& a, const unsigned (&b)[P::kTerms][4], int half, float (&c)[4]) {
@@ -197,13 +184,14 @@ __device__ __forceinline__ void multiply_terms(const Fragment<P>& a, const unsig
 
 /// Where this lane's rows of a right operand start, in bytes of a matrix of the image. Later channels or tokens are found by exclusive or:
 /// they differ in bits of the row's own, also where it is swizzled.
+template <class P>
 struct LaneRows {
   int wide, wide_transposed, square;
 
-  __device__ explicit LaneRows(int keys) {
+  __device__ LaneRows() {
     const int lane = threadIdx.x % kWarpSize, row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2;
-    wide = wide_offset(row, piece * 8, keys);
-    wide_transposed = wide_offset(lane % 16, lane / 16 * 8, keys);
+    wide = swizzled<P::kKeys / 8>(row, piece) * 16;
+    wide_transposed = swizzled<P::kKeys / 8>(lane % 16, lane / 16) * 16;
     square = square_offset(row, piece * 8);
   }
 };
@@ -221,10 +209,10 @@ __device__ __forceinline__ void load_channels(unsigned rows, int step, ChannelOp
   }
 }
 
-/// sums[token] += S^T * (the token's row of a matrix), over channels [16 first, 16 (first + kCount)); get(step, fragment) gives the state's
-/// fragments, `rows` is the address of this lane's rows. Where registers suffice, operands are fetched a step ahead.
-template <class P, int kCount, class GetState>
-__device__ __forceinline__ void multiply_state(const GetState& get, unsigned rows, int first, TokenSums& sums) {
+/// sums[token] += S^T * (the token's row of a matrix), over channels [16 first, 16 (first + kCount)); `state`: S^T as a left operand in the
+/// exchange, `rows`: the address of this lane's rows. Where registers suffice, operands are fetched a step ahead.
+template <class P, int kCount>
+__device__ __forceinline__ void multiply_state(const uint4* state, unsigned rows, int first, TokenSums& sums) {
   constexpr int kAhead = P::kTerms * P::kKeys <= 384 ? 1 : 0;
   ChannelOperands<P> b[1 + kAhead];
   if (kAhead == 1) load_channels<P>(rows, first, b[0]);
@@ -232,10 +220,10 @@ __device__ __forceinline__ void multiply_state(const GetState& get, unsigned row
   for (int step = 0; step < kCount; ++step) {
     const int next = step + kAhead;
     if (next < kCount) load_channels<P>(rows, first + next, b[next % (1 + kAhead)]);
-    Fragment<P> state;
-    get(step, state);
+    Fragment<P> a;
+    get_fragment<P>(state, first + step, a);
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) multiply_terms<P>(state, b[step % (1 + kAhead)][n / 2], n % 2, sums[n]);
+    for (int n = 0; n < kTiles; ++n) multiply_terms<P>(a, b[step % (1 + kAhead)][n / 2], n % 2, sums[n]);
   }
 }
 
@@ -251,6 +239,23 @@ __device__ __forceinline__ void multiply_tokens(const Fragment<P>& a, unsigned r
     multiply_terms<P>(a, b, 0, sums[pair * 2]);
     multiply_terms<P>(a, b, 1, sums[pair * 2 + 1]);
   }
+}
+
+/// Sums of a chunk's tokens as a left operand.
+template <class P>
+using TokenFragments = Fragment<P>[kChunk / 16];
+
+template <class P>
+__device__ __forceinline__ void pack_tokens(const TokenSums& x, TokenFragments<P>& packed) {
+#pragma unroll
+  for (int step = 0; step < kChunk / 16; ++step) pack_fragment<P>(x[step * 2], x[step * 2 + 1], packed[step]);
+}
+
+/// sums += a * (the lower triangular matrix)^T
+template <class P>
+__device__ __forceinline__ void multiply_triangle(const TokenFragments<P>& a, unsigned rows, TokenSums& sums) {
+#pragma unroll
+  for (int step = 0; step < kChunk / 16; ++step) multiply_tokens<P>(a[step], rows, step, sums);
 }
 
 // ------------------------------------------------------------------------------------------------------------------- numbers to avoid
@@ -306,14 +311,6 @@ __device__ __forceinline__ void copy(const TokenSums& from, TokenSums& to) {
     for (int e = 0; e < 4; ++e) to[n][e] = from[n][e];
   }
 }
-__device__ __forceinline__ void set_zero(TokenSums& x) {
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[n][e] = 0.0f;
-  }
-}
-
 /// Puts NaN where something bad was, or something after it.
 __device__ __forceinline__ void put_nan(const FirstBad& bad, TokenSums& x) {
 #pragma unroll
@@ -372,45 +369,38 @@ __device__ __forceinline__ void store_state(const Problem& p, const ChainPlace& 
 /// Where a team's warps leave things for each other.
 template <class P>
 struct Exchange {
-  uint4* state;       // [channels / 16][term][lane]
-  uint4* updates;     // [tokens / 16][term][lane]
-  float4* residuals;  // [tokens / 8][lane]: the second state warp's part of R^T; once there are updates, outputs on their way out
+  uint4* state;      // [channels / 16][term][lane]
+  uint4* residuals;  // [tokens / 16][term][lane]: R^T
+  float4* halves;    // [the chunk's last bit][state warp][tokens / 8][lane]: of R^T
+  void* outputs;     // [token][column]: on their way out
+  Arrivals* handovers;  // by Handover
+  int round = 0;        // the chunk's number, its last bit
 
   __device__ Exchange(unsigned char* memory, int team) {
-    unsigned char* own = memory + team * ChainShared<P>::exchange_bytes();
+    using Shared = ChainShared<P>;
+    unsigned char* own = memory + team * Shared::exchange_bytes();
     state = reinterpret_cast<uint4*>(own);
-    updates = reinterpret_cast<uint4*>(own + ChainShared<P>::state_bytes());
-    residuals = reinterpret_cast<float4*>(own + ChainShared<P>::state_bytes() + ChainShared<P>::update_bytes());
+    residuals = reinterpret_cast<uint4*>(own += Shared::state_bytes());
+    halves = reinterpret_cast<float4*>(own += Shared::residual_bytes());
+    outputs = own += 4 * Shared::half_bytes();
+    handovers = reinterpret_cast<Arrivals*>(own + Shared::output_bytes());
   }
+
+  __device__ __forceinline__ void arrive(Handover handover) const { arrive_at(handovers[handover]); }
+  __device__ __forceinline__ void await(Handover handover) const { wait_for_arrivals(handovers[handover], round); }
 };
 
+/// A state warp's half as a left operand in the exchange, for itself and for the reading warp.
 template <class P>
-__device__ __forceinline__ void put_fragment(const Fragment<P>& fragment, int step, uint4* to) {
+__device__ __forceinline__ void put_state(const ChainPlace& place, const StateSums<P>& state, const Exchange<P>& exchange) {
+  const int first = first_step<P>(place);
 #pragma unroll
-  for (int t = 0; t < P::kTerms; ++t) {
-    const unsigned(&x)[4] = fragment[t];
-    to[(step * P::kTerms + t) * kWarpSize + threadIdx.x % kWarpSize] = uint4{x[0], x[1], x[2], x[3]};
+  for (int step = 0; step < P::kHalfSteps; ++step) {
+    Fragment<P> fragment;
+    pack_fragment<P>(state[step * 2], state[step * 2 + 1], fragment);
+    put_fragment<P>(fragment, first + step, exchange.state);
   }
-}
-template <class P>
-__device__ __forceinline__ void get_fragment(const uint4* from, int step, Fragment<P>& fragment) {
-#pragma unroll
-  for (int t = 0; t < P::kTerms; ++t) {
-    const uint4 x = from[(step * P::kTerms + t) * kWarpSize + threadIdx.x % kWarpSize];
-    fragment[t][0] = x.x;
-    fragment[t][1] = x.y;
-    fragment[t][2] = x.z;
-    fragment[t][3] = x.w;
-  }
-}
-
-/// Channels [16 step, 16 step + 16) of a state warp's half, the first of which is step `first` of the whole, as a left operand in the exchange,
-/// for itself and for the reading warp.
-template <class P>
-__device__ __forceinline__ void put_state(const StateSums<P>& state, int first, int step, const Exchange<P>& exchange) {
-  Fragment<P> fragment;
-  pack_fragment<P>(state[step * 2], state[step * 2 + 1], fragment);
-  put_fragment<P>(fragment, first + step, exchange.state);
+  exchange.arrive(kState);
 }
 
 /// V^T of this team's columns.
@@ -443,56 +433,59 @@ __device__ __forceinline__ void load_values(const ChainPlace& place, const unsig
   }
 }
 
-/// T R, from R^T.
-template <class P>
-__device__ __forceinline__ void solve_updates(const TokenSums& residuals, unsigned rows, TokenSums& updates) {
-#pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step) {
-    Fragment<P> a;
-    pack_fragment<P>(residuals[step * 2], residuals[step * 2 + 1], a);
-    multiply_tokens<P>(a, rows, step, updates);
-  }
-}
-
 /// A half's part of R^T: sums -= S^T (b k)^T
 template <class P>
-__device__ __forceinline__ void predict(int first, const Exchange<P>& exchange, const unsigned char* stage, const LaneRows& lane_rows,
+__device__ __forceinline__ void predict(int first, const Exchange<P>& exchange, const unsigned char* stage, const LaneRows<P>& lane_rows,
                                         TokenSums& sums) {
-  const auto get = [&](int step, Fragment<P>& fragment) { get_fragment<P>(exchange.state, first + step, fragment); };
-  const unsigned rows = shared_address(stage) + P::kImage.predict() + lane_rows.wide;
-  multiply_state<P, P::kHalfSteps>(get, rows, first, sums);
+  multiply_state<P, P::kHalfSteps>(exchange.state, shared_address(stage) + P::kImage.predict() + lane_rows.wide, first, sums);
 }
 
-/// U of the delta update from R: T R.
+/// Adds the other state warp's part of R^T.
 template <class P>
-__device__ __forceinline__ void correct(const unsigned char* stage, const LaneRows& lane_rows, TokenSums& residuals, TokenSums& updates) {
-  const unsigned rows = shared_address(stage) + P::kImage.solve() + lane_rows.square;
-  set_zero(updates);
-  solve_updates<P>(residuals, rows, updates);
-  if (!__any_sync(kFullWarp, !all_finite(residuals))) return;
-  FirstBad bad = {{kChunk, kChunk}};
-  take_out_bad(residuals, bad);
-  set_zero(updates);
-  solve_updates<P>(residuals, rows, updates);
-  put_nan(bad, updates);
-}
-
-/// U of the additive update: beta V.
-template <class P>
-__device__ __forceinline__ void scale_values(const unsigned char* stage, const TokenSums& values, TokenSums& updates) {
-  const float* betas = reinterpret_cast<const float*>(stage + P::kImage.betas());
+__device__ __forceinline__ void add_other_half(const ChainPlace& place, const Exchange<P>& exchange, int round, TokenSums& sums) {
+  const int which = place.role == Role::first_state ? 0 : 1, lane = threadIdx.x % kWarpSize;
+  float4* halves = exchange.halves + round * 2 * kTiles * kWarpSize + lane;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
+    const float(&x)[4] = sums[n];
+    halves[(which * kTiles + n) * kWarpSize] = make_float4(x[0], x[1], x[2], x[3]);
+  }
+  exchange.arrive(kHalves);
+  exchange.await(kHalves);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) updates[n][e] = values[n][e] * betas[token_of(n, e % 2)];
+  for (int n = 0; n < kTiles; ++n) {
+    const float4 other = halves[((1 - which) * kTiles + n) * kWarpSize];
+    sums[n][0] += other.x;
+    sums[n][1] += other.y;
+    sums[n][2] += other.z;
+    sums[n][3] += other.w;
   }
 }
 
-/// S^T = S^T diag(D) + U^T (d k), and the new state as an operand; `updates`: U^T as a left operand. A chunk's products have sums of their own:
+/// R^T as a left operand, in both state warps the same; the first one's for the reading warp.
+template <class P>
+__device__ __forceinline__ void make_residuals(const Problem& p, const ChainPlace& place, const ChainShared<P>& shared,
+                                               const unsigned char* stage, const LaneRows<P>& lane_rows, const Exchange<P>& exchange, int round,
+                                               TokenFragments<P>& packed) {
+  TokenSums sums = {};
+  const bool is_delta = p.update == Update::delta;
+  if (place.role == Role::first_state || !is_delta) load_values<P>(place, stage + P::kImage.bytes(), shared.value_pitch(), sums);
+  if (is_delta) {
+    predict<P>(first_step<P>(place), exchange, stage, lane_rows, sums);
+    add_other_half<P>(place, exchange, round, sums);
+  }
+  pack_tokens<P>(sums, packed);
+  if (place.role == Role::second_state) return;
+#pragma unroll
+  for (int step = 0; step < kChunk / 16; ++step) put_fragment<P>(packed[step], step, exchange.residuals);
+  exchange.arrive(kResiduals);
+}
+
+/// S^T = S^T diag(D) + R^T (T^T d k). A chunk's products have sums of their own:
 /// tensor cores cut off what does not fit a sum's digits, and a long memory would be short of it each time.
 template <class P>
-__device__ __forceinline__ void advance(const Fragment<P> (&updates)[kChunk / 16], const unsigned char* stage, const LaneRows& lane_rows,
-                                        const Exchange<P>& exchange, int first, StateSums<P>& state) {
+__device__ __forceinline__ void advance(const TokenFragments<P>& residuals, const unsigned char* stage, const LaneRows<P>& lane_rows, int first,
+                                        StateSums<P>& state) {
   const unsigned keys = shared_address(stage + P::kImage.accumulate()) + lane_rows.wide_transposed;
   const auto* decays = reinterpret_cast<const float2*>(stage + P::kImage.decays()) + first * 8 + threadIdx.x % 4;
 #pragma unroll
@@ -505,8 +498,8 @@ __device__ __forceinline__ void advance(const Fragment<P> (&updates)[kChunk / 16
       for (int t = 0; t < P::kTerms; ++t) {
         load_matrices_transposed((keys ^ ((first + step) * 32)) + half * 16 * P::kKeys * 2 + t * P::kImage.wide(), b[t]);
       }
-      multiply_terms<P>(updates[half], b, 0, sums[0]);
-      multiply_terms<P>(updates[half], b, 1, sums[1]);
+      multiply_terms<P>(residuals[half], b, 0, sums[0]);
+      multiply_terms<P>(residuals[half], b, 1, sums[1]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -516,73 +509,6 @@ __device__ __forceinline__ void advance(const Fragment<P> (&updates)[kChunk / 16
       for (int e = 0; e < 4; ++e) tile[e] = fmaf(tile[e], e % 2 == 0 ? d.x : d.y, sums[half][e]);
     }
   }
-#pragma unroll
-  for (int step = 0; step < P::kHalfSteps; ++step) put_state<P>(state, first, step, exchange);
-}
-
-/// The first state warp's part of a chunk, until the updates are there: U^T as a left operand.
-template <class P>
-__device__ __forceinline__ void make_updates(const Problem& p, const ChainPlace& place, const ChainShared<P>& shared, const unsigned char* stage,
-                                             const LaneRows& lane_rows, const Exchange<P>& exchange, int first,
-                                             Fragment<P> (&packed)[kChunk / 16]) {
-  TokenSums values, updates;
-  load_values<P>(place, stage + P::kImage.bytes(), shared.value_pitch(), values);
-  if (p.update == Update::delta) {
-    predict<P>(first, exchange, stage, lane_rows, values);
-    await(place, kResiduals);
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      const float4 other = exchange.residuals[n * kWarpSize + threadIdx.x % kWarpSize];
-      values[n][0] += other.x;
-      values[n][1] += other.y;
-      values[n][2] += other.z;
-      values[n][3] += other.w;
-    }
-    correct<P>(stage, lane_rows, values, updates);
-  } else {
-    scale_values<P>(stage, values, updates);
-  }
-#pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step) {
-    pack_fragment<P>(updates[step * 2], updates[step * 2 + 1], packed[step]);
-    put_fragment<P>(packed[step], step, exchange.updates);
-  }
-  arrive(place, kUpdatesToSecond);
-  arrive(place, kUpdatesToReading);
-}
-
-/// The second state warp's.
-template <class P>
-__device__ __forceinline__ void await_updates(const Problem& p, const ChainPlace& place, const unsigned char* stage, const LaneRows& lane_rows,
-                                              const Exchange<P>& exchange, int first, Fragment<P> (&packed)[kChunk / 16]) {
-  if (p.update == Update::delta) {
-    TokenSums residuals = {};
-    predict<P>(first, exchange, stage, lane_rows, residuals);
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      const float(&x)[4] = residuals[n];
-      exchange.residuals[n * kWarpSize + threadIdx.x % kWarpSize] = make_float4(x[0], x[1], x[2], x[3]);
-    }
-    arrive(place, kResiduals);
-  }
-  await(place, kUpdatesToSecond);
-#pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step) get_fragment<P>(exchange.updates, step, packed[step]);
-}
-
-/// A state warp's part of a chunk.
-template <class P>
-__device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& place, const ChainShared<P>& shared, const unsigned char* stage,
-                                           const LaneRows& lane_rows, const Exchange<P>& exchange, int first,
-                                           StateSums<P>& state) {
-  Fragment<P> updates[kChunk / 16];
-  if (place.role == Role::first_state) {
-    make_updates<P>(p, place, shared, stage, lane_rows, exchange, first, updates);
-  } else {
-    await_updates<P>(p, place, stage, lane_rows, exchange, first, updates);
-  }
-  await(place, place.role == Role::first_state ? kStateReadToFirst : kStateReadToSecond);
-  advance<P>(updates, stage, lane_rows, exchange, first, state);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- reading warp
@@ -590,9 +516,8 @@ __device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& p
 /// Outputs of a chunk through shared memory to global memory, 16 columns a token.
 template <class P>
 __device__ __forceinline__ void store_outputs(const Params& params, const ChainPlace& place, const Tokens& tokens, const TokenSums& out,
-                                                 void* staging) {
+                                              void* staging) {
   using Element = typename P::Element;
-  static_assert(kChunk * kColumns * sizeof(Element) <= ChainShared<P>::residual_bytes());
   const Problem& p = params.problem;
   constexpr int kPiece = 16 / sizeof(Element), kPieces = kColumns / kPiece;
   const int lane = threadIdx.x % kWarpSize;
@@ -623,21 +548,13 @@ __device__ __forceinline__ void store_outputs(const Params& params, const ChainP
 
 /// S^T (b q)^T
 template <class P>
-__device__ __forceinline__ void read_state(const unsigned char* stage, const LaneRows& lane_rows, const Exchange<P>& exchange, TokenSums& out) {
-  const auto get = [&](int step, Fragment<P>& fragment) { get_fragment<P>(exchange.state, step, fragment); };
-  multiply_state<P, P::kSteps>(get, shared_address(stage) + P::kImage.read() + lane_rows.wide, 0, out);
+__device__ __forceinline__ void read_state(const unsigned char* stage, const LaneRows<P>& lane_rows, const Exchange<P>& exchange, TokenSums& out) {
+  multiply_state<P, P::kSteps>(exchange.state, shared_address(stage) + P::kImage.read() + lane_rows.wide, 0, out);
 }
 
-/// sums += U^T A^T
+/// Takes what is not finite, and what comes after it, out of R^T as a left operand.
 template <class P>
-__device__ __forceinline__ void read_updates(const Fragment<P> (&updates)[kChunk / 16], unsigned rows, TokenSums& sums) {
-#pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step) multiply_tokens<P>(updates[step], rows, step, sums);
-}
-
-/// Takes what is not finite, and what comes after it, out of U^T as a left operand.
-template <class P>
-__device__ __forceinline__ void take_out_bad(Fragment<P> (&updates)[kChunk / 16], FirstBad& bad) {
+__device__ __forceinline__ void take_out_bad(TokenFragments<P>& residuals, FirstBad& bad) {
   TokenSums x = {};
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
@@ -645,98 +562,121 @@ __device__ __forceinline__ void take_out_bad(Fragment<P> (&updates)[kChunk / 16]
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int t = 0; t < P::kTerms; ++t) {
-        const float2 term = unpack<BFloat16>(updates[n / 2][t][n % 2 * 2 + half]);
+        const float2 term = unpack<BFloat16>(residuals[n / 2][t][n % 2 * 2 + half]);
         x[n][half * 2] += term.x;
         x[n][half * 2 + 1] += term.y;
       }
     }
   }
   take_out_bad(x, bad);
-#pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step) pack_fragment<P>(x[step * 2], x[step * 2 + 1], updates[step]);
+  pack_tokens<P>(x, residuals);
 }
 
-/// The outputs, from S^T (b q)^T: adds U^T A^T.
+/// The outputs, from S^T (b q)^T: adds R^T (A T)^T.
 template <class P>
-__device__ __forceinline__ void add_updates(const unsigned char* stage, const LaneRows& lane_rows, const Exchange<P>& exchange,
+__device__ __forceinline__ void add_residuals(const unsigned char* stage, const LaneRows<P>& lane_rows, TokenFragments<P>& residuals,
                                             const TokenSums& from_state, TokenSums& out) {
   const unsigned rows = shared_address(stage) + P::kImage.attend() + lane_rows.square;
-  Fragment<P> updates[kChunk / 16];
-#pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step) get_fragment<P>(exchange.updates, step, updates[step]);
   copy(from_state, out);
-  read_updates<P>(updates, rows, out);
+  multiply_triangle<P>(residuals, rows, out);
   if (!__any_sync(kFullWarp, !all_finite(out))) return;
   FirstBad bad = {{kChunk, kChunk}};
-  take_out_bad<P>(updates, bad);
+  take_out_bad<P>(residuals, bad);
   copy(from_state, out);
-  read_updates<P>(updates, rows, out);
+  multiply_triangle<P>(residuals, rows, out);
   put_nan(bad, out);
 }
 
 // ------------------------------------------------------------------------------------------------------------------------------ chain
 
-/// The ring of stages as a warp goes through it that uses what others load.
+/// The ring of stages as one warp goes through it.
 template <class P>
 struct Ring {
   const ChainShared<P>& shared;
   unsigned char* memory;
-  CopyArrival* arrivals;
   int slot = 0, round = 0;
 
-  __device__ Ring(const ChainShared<P>& s, unsigned char* m) : shared(s), memory(m), arrivals(arrivals_of(s, m)) {}
-  __device__ static CopyArrival* arrivals_of(const ChainShared<P>& s, unsigned char* m) {
-    return reinterpret_cast<CopyArrival*>(m + s.arrivals_offset());
+  __device__ Ring(const ChainShared<P>& s, unsigned char* m) : shared(s), memory(m) {}
+
+  __device__ __forceinline__ unsigned char* stage() const { return memory + slot * shared.stage_bytes(); }
+  __device__ __forceinline__ StageArrivals& arrivals() const {
+    return reinterpret_cast<StageArrivals*>(memory + shared.stage_arrivals_offset())[slot];
+  }
+  __device__ __forceinline__ void advance() {
+    if (++slot < shared.stages) return;
+    slot = 0;
+    round ^= 1;
   }
 
-  /// Waits for the next stage and lets go of the one before.
-  __device__ __forceinline__ const unsigned char* next() {
-    if (shared.stages == 1) meet_all(shared.teams);
-    wait_for_arrival(arrivals[slot], round);
-    meet_all(shared.teams);
-    const unsigned char* stage = memory + slot * shared.stage_bytes();
-    if (++slot == shared.stages) {
-      slot = 0;
-      round ^= 1;
-    }
-    return stage;
+  /// The next stage, once it is full.
+  __device__ __forceinline__ const unsigned char* next() const {
+    wait_for_arrivals(arrivals().full, round);
+    return stage();
+  }
+  /// This warp is done with it.
+  __device__ __forceinline__ void let_go() {
+    arrive_at(arrivals().empty);
+    advance();
   }
 };
 
-/// The loading warp. A ring of one stage is filled when nobody needs the chunk before any more, a longer one meanwhile.
+/// Before any warp uses what others arrive at. All threads.
 template <class P>
-__device__ __forceinline__ void run_loading(const Params& params, const ChainPlace& place, const ChainShared<P>& shared, unsigned char* memory) {
-  CopyArrival* arrivals = Ring<P>::arrivals_of(shared, memory);
-  Loads<P> loads(params, place);
-  const int ahead = shared.stages - 1;
-  for (int i = 0; i < ahead; ++i) loads.start_next(params, place, shared, memory, arrivals);
-#pragma unroll 1
-  for (int left = place.chunks; left > 0; --left) {
-    if (ahead == 0) {
-      meet_all(shared.teams);
-      loads.start_next(params, place, shared, memory, arrivals);
+__device__ __forceinline__ void prepare_all_arrivals(const ChainPlace& place, const Ring<P>& ring, const Exchange<P>& exchange) {
+  if (threadIdx.x == 0) {
+    StageArrivals* stages = &ring.arrivals();
+    for (int i = 0; i < ring.shared.stages; ++i) {
+      prepare_arrivals(stages[i].full, kWarpSize);
+      prepare_arrivals(stages[i].empty, kTeamWarps * kWarpSize * place.teams);
     }
-    wait_for_commits(ahead > 0 ? ahead - 1 : 0);
-    meet_all(shared.teams);
-    if (ahead > 0) loads.start_next(params, place, shared, memory, arrivals);
+  }
+  if (place.role == Role::reading && threadIdx.x % kWarpSize == 0) {
+    for (int handover = 0; handover < kHandovers; ++handover)
+      prepare_arrivals(exchange.handovers[handover], (handover <= kState ? 2 : 1) * kWarpSize);
+  }
+  publish_arrivals();
+  __syncthreads();
+}
+
+/// The loading warp.
+template <class P>
+__device__ __forceinline__ void run_loading(const Params& params, const ChainPlace& place, Ring<P> ring) {
+  const Problem& p = params.problem;
+  const std::int64_t all_heads = p.value_heads * P::kImage.bytes();
+  const int begin = p.update == Update::delta ? 0 : P::kImage.read();
+  const unsigned char* image = params.factors + place.first_chunk * all_heads + place.value_head * P::kImage.bytes() + begin;
+  ChunkCursor cursor(Chunking::of(p), place.tokens, 0);
+#pragma unroll 1
+  for (int chunk = 0; chunk < place.chunks; ++chunk, image += all_heads) {
+    StageArrivals& arrivals = ring.arrivals();
+    if (chunk >= ring.shared.stages) wait_for_arrivals(arrivals.empty, ring.round ^ 1);
+    start_bulk_copy(ring.stage() + begin, image, P::kImage.bytes() - begin, arrivals.full);
+    start_values<P>(params, place, cursor.next(), ring.shared.value_pitch(), ring.stage() + P::kImage.bytes());
+    arrive_with_copies(arrivals.full);
+    ring.advance();
   }
 }
 
 /// A reading warp.
 template <class P>
-__device__ __forceinline__ void run_reading(const Params& params, const ChainPlace& place, Ring<P> ring, const Exchange<P>& exchange) {
-  const LaneRows lane_rows(P::kKeys);
+__device__ __forceinline__ void run_reading(const Params& params, const ChainPlace& place, Ring<P> ring, Exchange<P> exchange) {
+  const LaneRows<P> lane_rows;
   ChunkCursor cursor(Chunking::of(params.problem), place.tokens, 0);
 #pragma unroll 1
   for (int left = place.chunks; left > 0; --left) {
     const unsigned char* stage = ring.next();
     TokenSums from_state = {}, out;
+    exchange.await(kState);
     read_state<P>(stage, lane_rows, exchange, from_state);
-    arrive(place, kStateReadToFirst);
-    arrive(place, kStateReadToSecond);
-    await(place, kUpdatesToReading);
-    add_updates<P>(stage, lane_rows, exchange, from_state, out);
-    store_outputs<P>(params, place, cursor.next(), out, exchange.residuals);
+    exchange.await(kResiduals);
+    TokenFragments<P> residuals;
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step) get_fragment<P>(exchange.residuals, step, residuals[step]);
+    exchange.arrive(kRead);
+    add_residuals<P>(stage, lane_rows, residuals, from_state, out);
+    ring.let_go();
+    exchange.round ^= 1;
+    store_outputs<P>(params, place, cursor.next(), out, exchange.outputs);
   }
 }
 
@@ -766,19 +706,24 @@ struct IntermediateStates {
 
 /// A state warp.
 template <class P>
-__device__ __forceinline__ void run_state(const Params& params, const ChainPlace& place, Ring<P> ring, const Exchange<P>& exchange) {
+__device__ __forceinline__ void run_state(const Params& params, const ChainPlace& place, Ring<P> ring, Exchange<P> exchange) {
   const Problem& p = params.problem;
-  const LaneRows lane_rows(P::kKeys);
+  const LaneRows<P> lane_rows;
   const int first = first_step<P>(place);
   StateSums<P> state = {};
   if (p.initial_state.present) load_state<P>(p, place, state);
-#pragma unroll
-  for (int step = 0; step < P::kHalfSteps; ++step) put_state<P>(state, first, step, exchange);
+  if (place.chunks > 0) put_state<P>(place, state, exchange);
   IntermediateStates intermediate(params, place);
 #pragma unroll 1
   for (int left = place.chunks; left > 0; --left) {
     const unsigned char* stage = ring.next();
-    step_state<P>(p, place, ring.shared, stage, lane_rows, exchange, first, state);
+    TokenFragments<P> residuals;
+    make_residuals<P>(p, place, ring.shared, stage, lane_rows, exchange, exchange.round, residuals);
+    advance<P>(residuals, stage, lane_rows, first, state);
+    exchange.await(kRead);
+    exchange.round ^= 1;
+    if (left > 1) put_state<P>(place, state, exchange);
+    ring.let_go();
     if (intermediate.is_next()) store_state<P>(p, place, p.intermediate_states, intermediate.next++, state);
   }
   if (p.final_state.present) store_state<P>(p, place, p.final_state, place.sequence, state);
@@ -789,14 +734,14 @@ template <class P>
 __device__ __forceinline__ void run_chain(const Params& params, std::int64_t block, const ChainShared<P>& shared, unsigned char* memory) {
   const ChainPlace place = chain_place_of(params, block, shared.teams);
   const Exchange<P> exchange(memory + shared.stages * shared.stage_bytes(), place.team);
-  if (threadIdx.x == 0) prepare_arrivals(Ring<P>::arrivals_of(shared, memory), shared.stages);
-  __syncthreads();
+  const Ring<P> ring(shared, memory);
+  prepare_all_arrivals(place, ring, exchange);
   if (place.role == Role::loading) {
-    run_loading<P>(params, place, shared, memory);
+    run_loading<P>(params, place, ring);
   } else if (place.role == Role::reading) {
-    run_reading<P>(params, place, Ring<P>(shared, memory), exchange);
+    run_reading<P>(params, place, ring, exchange);
   } else {
-    run_state<P>(params, place, Ring<P>(shared, memory), exchange);
+    run_state<P>(params, place, ring, exchange);
   }
 }
 

@@ -14,7 +14,7 @@
 namespace delta_attention::chunkwise {
 
 template <class P>
-__global__ void __launch_bounds__(P::kThreads) prepare(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(P::kThreads, P::kBlocksAtOnce) prepare(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) unsigned char dynamic_shared[];
   let_next_launch_start();
   wait_for_launch_before();
@@ -47,7 +47,7 @@ void plan_chain(const Problem& p, const DeviceProperties& device, const Settings
   const auto most = static_cast<int>(device.shared_memory), reserved = static_cast<int>(kReservedSharedMemory);
   const int half = (most + reserved) / 2 - reserved;
   const auto stages_in = [&](int bytes) {
-    const int a_stage = shared.stage_bytes() + static_cast<int>(sizeof(CopyArrival));
+    const int a_stage = shared.stage_bytes() + static_cast<int>(sizeof(StageArrivals));
     return std::clamp((bytes - plan.teams * shared.exchange_bytes()) / a_stage, 1, kMostStages);
   };
   const bool alone = plan.chain_blocks(p) <= device.multiprocessors;

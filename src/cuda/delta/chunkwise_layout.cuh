@@ -87,15 +87,13 @@ struct Image {
   constexpr int wide() const { return kChunk * keys * 2; }
   constexpr int square() const { return kChunk * kChunk * 2; }
 
-  // The delta update alone reads the first two, so that the additive one can leave them out.
+  // The delta update alone reads the first, so that the additive one can leave it out.
   constexpr int predict() const { return 0; }                               // [token i][channel]  -b_i k_i
-  constexpr int solve() const { return predict() + terms * wide(); }        // [token i][token j]  T = (I + L)^-1 diag(beta)
-  constexpr int read() const { return solve() + terms * square(); }         // [token i][channel]  b_i q_i scale
-  constexpr int accumulate() const { return read() + terms * wide(); }      // [token i][channel]  d_i k_i
-  constexpr int attend() const { return accumulate() + terms * wide(); }    // [token i][token j]  A: <q_i, k_j> with decays and scale, j <= i
+  constexpr int read() const { return predict() + terms * wide(); }         // [token i][channel]  b_i q_i scale
+  constexpr int accumulate() const { return read() + terms * wide(); }      // [token i][channel]  T^T (d k)
+  constexpr int attend() const { return accumulate() + terms * wide(); }    // [token i][token j]  A T, j <= i
   constexpr int decays() const { return attend() + terms * square(); }      // [channel]  f32, over the chunk
-  constexpr int betas() const { return decays() + keys * 4; }               // [token]  f32
-  constexpr int bytes() const { return betas() + kChunk * 4; }
+  constexpr int bytes() const { return decays() + keys * 4; }
 };
 
 /// Where the element (row, column) of a plane with rows of `keys` channels lies, in bytes.
@@ -124,6 +122,7 @@ struct Params {
   Problem problem;
   unsigned char* factors = nullptr;            // [chunk][value head] images
   std::int64_t chunks = 0;                     // of a sequence that is a batch row
+  int group = 1;                               // value heads of a head of k
   const std::int64_t* first_chunks = nullptr;  // [N + 1] of packed sequences
   const std::int64_t* first_states = nullptr;  // [N + 1] the same of their intermediate states
   // Rows of q, k and gates can be read two channels at a time, those of v and out in pieces of 16 bytes.

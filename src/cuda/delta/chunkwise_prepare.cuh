@@ -2,19 +2,23 @@
 
 // The first launch of v5_chunkwise: everything of a chunk that needs no state. chunkwise.cu tells the story.
 //
-// A block takes one chunk (32 tokens) of one value head. A warp has 8 tokens, one block of rows, and 64 channels, a lane two of them; q, k
-// and the decays of its 16 elements stay in registers. From a row block's first token on, decays are multiplied up, to its last they are
-// multiplied down, so that no logarithm loses bits and no exponential overflows:
+// A block takes one chunk (32 tokens) of one value head. A warp has 8 tokens, one block of rows, and 64 channels, a lane two of them; q, k and
+// the decays of its 16 elements stay in registers, q and k as they came. From a row block's first token on, decays are multiplied up, to
+// its last they are multiplied down, so that no logarithm loses bits and no exponential overflows:
 //     P_i  over the block's tokens up to i            R_j  over the block's tokens after j            D  over the whole block
 // Scores <q_i, k_j> and <k_i, k_j> with the decay from j to i then are products of
 //     i, j in the same block       P_i q_i  and  k_j / P_j      (j <= i, so the quotient is a decay; see below)
 //     j in the block before        P_i q_i  and  k_j R_j
 //     j two or three blocks back   the same, with the D of the blocks between on either side
 // Only k_j / P_j grows. Where P falls below 2^-110 at some token, in any channel, the token's scores inside its block are summed up pair by
-// pair instead (sum_pairs), whatever the decays: down to 0, they are exact. Scores are tf32 products, one where the chain works
-// with single bf16 terms, three (split operands) where it works with more.
+// pair instead (sum_pairs), whatever the decays: down to 0, they are exact.
+//
+// X = (I + L)^-1 is made of the scores in f32, and folded into what the chain multiplies with R: A T and T^T (d k), T = X diag(beta). So what
+// cancels between tokens, with keys that are nearly parallel, cancels here, before anything is rounded for the chain. Products are of tf32
+// numbers, one where the chain works with single bf16 terms, three (split operands) where it works with more.
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/delta/chunkwise_layout.cuh"
 #include "cuda/device/short_functions.cuh"
@@ -24,7 +28,7 @@
 namespace delta_attention::chunkwise {
 
 constexpr int kRowBlock = 8, kRowBlocks = kChunk / kRowBlock;
-constexpr int kSlab = 64;               // channels of a warp
+constexpr int kSlab = 64;                    // channels of a warp
 constexpr float kLeastQuotient = 0x1p-110f;  // of P
 
 template <class Element_, int kKeys_>
@@ -35,26 +39,16 @@ struct PreparePolicy {
   static constexpr int kWarps = kKeys / kSlab * kRowBlocks, kThreads = kWarps * kWarpSize;
   static constexpr int kWidth = kKeys < 128 ? kKeys : 128;  // channels whose copies are in shared memory at once
   static constexpr int kPasses = kKeys / kWidth;
+  static constexpr int kBlocksAtOnce = kTerms == 1 && kKeys <= 128 ? 768 / kThreads : 1;  // a multiprocessor, by registers
   static constexpr Image kImage = {kTerms, kKeys};
 };
 
-/// Copies of k and q for the products, f32, rows swizzled like 16-bit ones.
+/// Copies of k and q for the products, f32, rows swizzled like 16-bit ones: of one pass over the channels, but end keys, which are needed until
+/// the end, of each.
 enum Copies { kDecayedKeys = 0, kDecayedQueries = kChunk, kQuotientKeys = 2 * kChunk, kEndKeys = 3 * kChunk };
-constexpr int kCopies = 4 * kChunk - kRowBlock;  // nobody reads the last block's end keys
 
 enum Matrix { kOfKeys, kOfQueries };
-constexpr int kScorePitch = kChunk + 4;
-
-template <class P>
-struct PrepareShared {
-  float copies[kCopies * P::kWidth];
-  float block_decays[kRowBlocks][P::kKeys];        // D
-  float scores[2][kChunk * kScorePitch];           // by Matrix: <k_i, k_j> and <q_i, k_j>
-  float squares[P::kKeys / kSlab][2][kChunk];      // by Matrix: parts of |k|^2 and |q|^2
-  float factors[2][kChunk];                        // what k and q are multiplied with: normalisation, scale
-  float betas[kChunk];
-  unsigned beyond_quotients;                       // rows, bit by bit
-};
+constexpr int kScorePitch = kChunk + 2;
 
 /// The chunk that a block works on.
 struct ChunkPlace {
@@ -64,6 +58,20 @@ struct ChunkPlace {
   bool exists;
 };
 
+template <class P>
+struct PrepareShared {
+  float copies[(kEndKeys + P::kPasses * kChunk) * P::kWidth];
+  float block_decays[kRowBlocks][P::kKeys];        // D
+  union {
+    float scores[2][kChunk * kScorePitch];         // by Matrix: <k_i, k_j> and <q_i, k_j>
+    float squares[P::kKeys / kSlab][2][kChunk];    // by Matrix: parts of |k|^2 and |q|^2; needed before there are scores
+  };
+  float factors[2][kChunk];                        // what k and q are multiplied with: normalisation, scale
+  float betas[kChunk];
+  unsigned beyond_quotients;                       // rows, bit by bit
+  ChunkPlace place;                                // for what is needed late and seldom
+};
+
 /// (Blocks and heads are fewer than 2^31: 32-bit divisions are a quarter of the work of 64-bit ones.)
 __device__ __forceinline__ ChunkPlace chunk_place_of(const Params& params, unsigned block, int image_bytes) {
   const Problem& p = params.problem;
@@ -71,7 +79,7 @@ __device__ __forceinline__ ChunkPlace chunk_place_of(const Params& params, unsig
   const unsigned chunk = block / heads, head = block % heads;
   std::int64_t n = 0, first = 0;
   if (params.first_chunks == nullptr) {
-    n = chunk / static_cast<unsigned>(params.chunks);
+    n = p.sequences == 1 ? 0 : chunk / static_cast<unsigned>(params.chunks);
     first = n * params.chunks;
   } else {
     std::int64_t beyond = p.sequences;  // the last n with first_chunks[n] <= chunk
@@ -86,11 +94,11 @@ __device__ __forceinline__ ChunkPlace chunk_place_of(const Params& params, unsig
   }
   const Sequence sequence = p.sequence(n);
   const Tokens tokens = ChunkCursor(Chunking::of(p), sequence, chunk - first).next();
-  const unsigned key_head = head / (heads / static_cast<unsigned>(p.heads));
+  const unsigned key_head = params.group == 1 ? head : head / static_cast<unsigned>(params.group);
   return {sequence.batch, head, key_head, tokens, params.factors + std::int64_t{block} * image_bytes, true};
 }
 
-/// This lane's elements of a row block: [row][channel].
+/// This lane's elements: [row][channel].
 using Rows = float[kRowBlock][2];
 
 /// Which part of the chunk this thread has.
@@ -128,11 +136,6 @@ __device__ __forceinline__ void make_decays(const Problem& p, float exp_a_log, c
   }
 }
 
-template <class Element>
-struct alignas(sizeof(Element) * 2) ElementPair {
-  Element low, high;
-};
-
 /// How much of this lane's share exists.
 struct Extent {
   int rows, channels;
@@ -147,36 +150,31 @@ struct Extent {
 /// Rows of one operand on their way: all loads of a thread are started before any is waited for.
 template <class Element>
 struct RawRows {
-  ElementPair<Element> pair[kRowBlock];
+  using Pair = std::conditional_t<sizeof(Element) == 2, unsigned, float2>;
+  Pair pair[kRowBlock];
 
-  /// Row 0 starts at element `start`. What does not exist is not read.
+  /// Row 0 starts at element `start`. What does not exist is not read, and 0.
   __device__ __forceinline__ void start(const void* data, std::int64_t start, std::int64_t stride, const Extent& extent, bool pairs) {
     const Element* from = static_cast<const Element*>(data) + start;
     if (extent.all && pairs) {
 #pragma unroll
-      for (int i = 0; i < kRowBlock; ++i, from += stride) pair[i] = *reinterpret_cast<const ElementPair<Element>*>(from);
+      for (int i = 0; i < kRowBlock; ++i, from += stride) pair[i] = *reinterpret_cast<const Pair*>(from);
       return;
     }
 #pragma unroll
     for (int i = 0; i < kRowBlock; ++i, from += stride) {
-      if (i < extent.rows && extent.channels > 0) pair[i] = {from[0], from[extent.channels > 1 ? 1 : 0]};
+      const float low = i < extent.rows && extent.channels > 0 ? to_float(from[0]) : 0.0f;
+      const float high = i < extent.rows && extent.channels > 1 ? to_float(from[1]) : 0.0f;
+      if constexpr (sizeof(Element) == 2) {
+        pair[i] = pack<Element>(low, high);
+      } else {
+        pair[i] = make_float2(low, high);
+      }
     }
   }
-  /// What does not exist is 0.
-  __device__ __forceinline__ void finish(const Extent& extent, Rows& x) const {
-    if (extent.all) {
-#pragma unroll
-      for (int i = 0; i < kRowBlock; ++i) {
-        x[i][0] = to_float(pair[i].low);
-        x[i][1] = to_float(pair[i].high);
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kRowBlock; ++i) {
-      x[i][0] = i < extent.rows && extent.channels > 0 ? to_float(pair[i].low) : 0.0f;
-      x[i][1] = i < extent.rows && extent.channels > 1 ? to_float(pair[i].high) : 0.0f;
-    }
+  __device__ __forceinline__ float2 row(int i) const {
+    if constexpr (sizeof(Element) == 2) return unpack<Element>(pair[i]);
+    else return pair[i];
   }
 };
 
@@ -188,6 +186,9 @@ __device__ __forceinline__ void start_heads(const ChunkPlace& place, const Share
   raw.start(x.data, start, x.strides[1], extent, pairs);
 }
 
+template <class P>
+using HeadRows = RawRows<typename P::Element>;
+
 /// This lane's elements of a gate with one decay a channel.
 template <class Element>
 __device__ __forceinline__ void load_gates(const Params& params, const ChunkPlace& place, const Share& share, const Extent& extent, Rows& x) {
@@ -195,7 +196,12 @@ __device__ __forceinline__ void load_gates(const Params& params, const ChunkPlac
   const std::int64_t start = gate.offset(place.batch, place.tokens.begin + share.first_row, place.value_head, share.channel);
   RawRows<Element> raw;
   raw.start(gate.data, start, gate.strides[1], extent, params.pairs_in_gate);
-  raw.finish(extent, x);
+#pragma unroll
+  for (int i = 0; i < kRowBlock; ++i) {
+    const float2 gates = raw.row(i);
+    x[i][0] = gates.x;
+    x[i][1] = gates.y;
+  }
 }
 
 /// This lane's decays: 1 where there is no token or channel.
@@ -243,21 +249,23 @@ __device__ __forceinline__ void load_decays(const Params& params, const ChunkPla
 
 /// Parts of the squared lengths of this warp's rows of k and q.
 template <class P>
-__device__ __forceinline__ void sum_squares(const Share& share, const Rows& k, const Rows& q, PrepareShared<P>& shared) {
+__device__ __forceinline__ void sum_squares(const Share& share, const HeadRows<P>& k, const HeadRows<P>& q, PrepareShared<P>& shared) {
   float squares[2 * kRowBlock];
 #pragma unroll
   for (int i = 0; i < kRowBlock; ++i) {
-    squares[i] = k[i][0] * k[i][0] + k[i][1] * k[i][1];
-    squares[kRowBlock + i] = q[i][0] * q[i][0] + q[i][1] * q[i][1];
+    const float2 in_k = k.row(i), in_q = q.row(i);
+    squares[i] = in_k.x * in_k.x + in_k.y * in_k.y;
+    squares[kRowBlock + i] = in_q.x * in_q.x + in_q.y * in_q.y;
   }
   const float sum = spread_sum<kWarpSize, 1>(squares, share.lane);
   const int which = share.lane / 2;  // of the sums
   if (share.lane % 2 == 0) shared.squares[share.slab][which / kRowBlock][share.first_row + which % kRowBlock] = sum;
 }
 
-/// Multiplies rows of k and q with what belongs to them; the first slab's warps keep it for later.
+/// What a row of k or q is multiplied with: lane i has that of the warp's row i of k, lane 8 + i that of q. The first slab's warps keep it for
+/// later.
 template <class P>
-__device__ __forceinline__ void scale_rows(const Problem& p, const Share& share, Rows& k, Rows& q, PrepareShared<P>& shared) {
+__device__ __forceinline__ float row_factor(const Problem& p, const Share& share, PrepareShared<P>& shared) {
   const int which = share.lane / kRowBlock % 2, row = share.first_row + share.lane % kRowBlock;
   float factor = which == kOfQueries ? p.scale : 1.0f;
   if (p.qk_l2norm) {
@@ -267,15 +275,7 @@ __device__ __forceinline__ void scale_rows(const Problem& p, const Share& share,
     factor *= l2norm_factor(squares);
   }
   if (share.slab == 0 && share.lane < 2 * kRowBlock) shared.factors[which][row] = factor;
-#pragma unroll
-  for (int i = 0; i < kRowBlock; ++i) {
-    const float of_k = __shfl_sync(kFullWarp, factor, i), of_q = __shfl_sync(kFullWarp, factor, kRowBlock + i);
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      k[i][e] *= of_k;
-      q[i][e] *= of_q;
-    }
-  }
+  return factor;
 }
 
 /// What the decays of the other row blocks multiply to, for this lane's channels.
@@ -297,6 +297,15 @@ __device__ __forceinline__ Around around(const Share& share, const PrepareShared
   return a;
 }
 
+/// A pair of neighbouring elements, the first one `low`, as terms in planes of `plane` bytes.
+template <class P>
+__device__ __forceinline__ void store_terms(float low, float high, int plane, unsigned char* to) {
+  unsigned terms[P::kTerms];
+  split(low, high, terms);
+#pragma unroll
+  for (int t = 0; t < P::kTerms; ++t) *reinterpret_cast<unsigned*>(to + t * plane) = terms[t];
+}
+
 /// Where this lane's elements go, in the image and among the copies: its channels of row 0; those of row i of the block differ from it by i
 /// rows, and by an exclusive or with i in the number of their 16-byte piece.
 template <class P>
@@ -313,12 +322,7 @@ struct Targets {
 
   /// A pair of channels of row i into a matrix of the image.
   __device__ __forceinline__ void store_factor(int matrix, int i, float low, float high) const {
-    unsigned terms[P::kTerms];
-    split(low, high, terms);
-#pragma unroll
-    for (int t = 0; t < P::kTerms; ++t) {
-      *reinterpret_cast<unsigned*>(image + (image_piece ^ (i * 16)) + matrix + t * P::kImage.wide() + i * P::kKeys * 2) = terms[t];
-    }
+    store_terms<P>(low, high, P::kImage.wide(), image + (image_piece ^ (i * 16)) + matrix + i * P::kKeys * 2);
   }
   /// The same into a copy. (Where scores are products of single tf32 numbers, copies are rounded to that.)
   __device__ __forceinline__ void store_copy(int copy, int i, float low, float high) const {
@@ -345,25 +349,34 @@ __device__ __forceinline__ bool any_beyond_quotients(const Rows& decays) {
   return __any_sync(kFullWarp, !in_range);
 }
 
-/// What this lane's rows and channels give: the chain's factors, and the copies that scores are made of. Returns the rows (bits) whose
-/// quotients would be out of range; only with kChecked there may be any.
+/// What this lane's rows and channels give: factors of the chain, and the copies that scores are made of. `factor`: of row_factor. Returns the
+/// rows (bits) whose quotients would be out of range; only with kChecked there may be any.
 template <class P, bool kChecked>
-__device__ __forceinline__ unsigned store_elements(const Problem& p, const Share& share, const Rows& k, const Rows& q, const Rows& decays,
-                                                   unsigned char* image, PrepareShared<P>& shared) {
+__device__ __forceinline__ unsigned store_elements(const Problem& p, const Share& share, const HeadRows<P>& raw_k, const HeadRows<P>& raw_q,
+                                                   float factor, const Rows& decays, unsigned char* image,
+                                                   PrepareShared<P>& shared) {
   const Around a = around(share, shared);
   const Targets<P> to(share, image, shared);
   const bool is_delta = p.update == Update::delta;
+  const auto scaled = [&](const HeadRows<P>& raw, int which, int i, float (&x)[2]) {
+    const float2 row = raw.row(i);
+    const float by = __shfl_sync(kFullWarp, factor, which * kRowBlock + i);
+    x[0] = row.x * by;
+    x[1] = row.y * by;
+  };
   unsigned beyond = 0;
   float up[2] = {1.0f, 1.0f}, down[2] = {1.0f, 1.0f};
 #pragma unroll
   for (int i = 0; i < kRowBlock; ++i) {
-    float from_k[2], from_q[2], quotient[2];
+    float k[2], q[2], quotient[2];
+    scaled(raw_k, kOfKeys, i, k);
+    scaled(raw_q, kOfQueries, i, q);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       up[e] *= decays[i][e];
-      from_k[e] = k[i][e] * up[e];
-      from_q[e] = q[i][e] * up[e];
-      quotient[e] = k[i][e] * reciprocal_approx(up[e]);
+      quotient[e] = k[e] * reciprocal_approx(up[e]);
+      k[e] *= up[e];
+      q[e] *= up[e];
       if constexpr (kChecked) {
         const bool in_range = up[e] >= kLeastQuotient;
         if (!in_range) quotient[e] = 0.0f;
@@ -371,26 +384,30 @@ __device__ __forceinline__ unsigned store_elements(const Problem& p, const Share
       }
     }
     if (is_delta) {
-      to.store_copy(kDecayedKeys, i, from_k[0], from_k[1]);
-      to.store_factor(P::kImage.predict(), i, -from_k[0] * a.before[0], -from_k[1] * a.before[1]);
+      to.store_copy(kDecayedKeys, i, k[0], k[1]);
+      to.store_factor(P::kImage.predict(), i, -k[0] * a.before[0], -k[1] * a.before[1]);
     }
-    to.store_copy(kDecayedQueries, i, from_q[0], from_q[1]);
-    to.store_factor(P::kImage.read(), i, from_q[0] * a.before[0], from_q[1] * a.before[1]);
+    to.store_copy(kDecayedQueries, i, q[0], q[1]);
+    to.store_factor(P::kImage.read(), i, q[0] * a.before[0], q[1] * a.before[1]);
     to.store_copy(kQuotientKeys, i, quotient[0], quotient[1]);
   }
 #pragma unroll
   for (int i = kRowBlock - 1; i >= 0; --i) {
-    float to_end[2];
+    float k[2];
+    scaled(raw_k, kOfKeys, i, k);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      to_end[e] = k[i][e] * down[e];
+      k[e] *= down[e];
       down[e] *= decays[i][e];
     }
-    if (share.block < kRowBlocks - 1) to.store_copy(kEndKeys, i, to_end[0], to_end[1]);
-    to.store_factor(P::kImage.accumulate(), i, to_end[0] * a.after[0], to_end[1] * a.after[1]);
+    to.store_copy(kEndKeys + share.channel / P::kWidth * kChunk, i, k[0], k[1]);
+    if (!is_delta) {
+      const float beta = shared.betas[share.first_row + i];
+      to.store_factor(P::kImage.accumulate(), i, k[0] * a.after[0] * beta, k[1] * a.after[1] * beta);
+    }
   }
   if (share.block == 0) {
-    const float2 over_chunk = make_float2(up[0] * a.after[0], up[1] * a.after[1]);
+    const float2 over_chunk = make_float2(down[0] * a.after[0], down[1] * a.after[1]);
     reinterpret_cast<float2*>(image + P::kImage.decays())[share.channel / 2] = over_chunk;
   }
   return beyond;
@@ -400,7 +417,7 @@ __device__ __forceinline__ unsigned store_elements(const Problem& p, const Share
 struct Tile {
   int first_row;       // 0 or 16
   int key_block;       // row block of the keys
-  int keys;            // kQuotientKeys or kEndKeys
+  bool quotients;      // of the keys, or end keys
   bool upper, lower;   // which row block of the two is used
   bool across;         // rows and keys meet at the chunk's middle: see multiply_tile
 };
@@ -408,33 +425,38 @@ struct Tile {
 /// The eight tiles whose scores are not all hidden.
 __device__ __forceinline__ Tile tile_of(int i) {
   switch (i) {
-    case 0: return {0, 0, kQuotientKeys, true, false, false};
-    case 1: return {0, 0, kEndKeys, false, true, false};
-    case 2: return {0, 1, kQuotientKeys, false, true, false};
-    case 3: return {16, 0, kEndKeys, true, true, true};
-    case 4: return {16, 1, kEndKeys, true, true, true};
-    case 5: return {16, 2, kQuotientKeys, true, false, false};
-    case 6: return {16, 2, kEndKeys, false, true, false};
-    default: return {16, 3, kQuotientKeys, false, true, false};
+    case 0: return {0, 0, true, true, false, false};
+    case 1: return {0, 0, false, false, true, false};
+    case 2: return {0, 1, true, false, true, false};
+    case 3: return {16, 0, false, true, true, true};
+    case 4: return {16, 1, false, true, true, true};
+    case 5: return {16, 2, true, true, false, false};
+    case 6: return {16, 2, false, false, true, false};
+    default: return {16, 3, true, false, true, false};
   }
 }
 
-/// c += a b in f32 precision: three tf32 products of operands in two terms.
-__device__ __forceinline__ void multiply_add_split(const unsigned (&a)[4], const unsigned (&b)[2], float (&c)[4]) {
-  unsigned a_high[4], b_high[2], a_low[4], b_low[2];
+/// c += a b of f32 numbers: one tf32 product of operands that are rounded to that, or, in f32 precision, three of operands in two terms.
+template <class P>
+__device__ __forceinline__ void multiply_add_f32(const unsigned (&a)[4], const unsigned (&b)[2], float (&c)[4]) {
+  if constexpr (P::kTerms == 1) {
+    multiply_add_tf32(a, b, c);
+  } else {
+    unsigned a_high[4], b_high[2], a_low[4], b_low[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    a_high[i] = to_tf32(__uint_as_float(a[i]));
-    a_low[i] = to_tf32(__uint_as_float(a[i]) - __uint_as_float(a_high[i]));
-  }
+    for (int i = 0; i < 4; ++i) {
+      a_high[i] = to_tf32(__uint_as_float(a[i]));
+      a_low[i] = to_tf32(__uint_as_float(a[i]) - __uint_as_float(a_high[i]));
+    }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    b_high[i] = to_tf32(__uint_as_float(b[i]));
-    b_low[i] = to_tf32(__uint_as_float(b[i]) - __uint_as_float(b_high[i]));
+    for (int i = 0; i < 2; ++i) {
+      b_high[i] = to_tf32(__uint_as_float(b[i]));
+      b_low[i] = to_tf32(__uint_as_float(b[i]) - __uint_as_float(b_high[i]));
+    }
+    multiply_add_tf32(a_low, b_high, c);
+    multiply_add_tf32(a_high, b_low, c);
+    multiply_add_tf32(a_high, b_high, c);
   }
-  multiply_add_tf32(a_low, b_high, c);
-  multiply_add_tf32(a_high, b_low, c);
-  multiply_add_tf32(a_high, b_high, c);
 }
 
 /// A copy's number times a decay, rounded as copies are.
@@ -451,7 +473,8 @@ __device__ __forceinline__ void multiply_tile(const Tile& tile, int queries, int
   const int lane = threadIdx.x % kWarpSize;
   const auto* copies = reinterpret_cast<const uint4*>(shared.copies);
   // Where the first channels are; those of later steps differ from it in bits that exclusive or changes, also in a swizzled row.
-  const int a_row = queries + tile.first_row + lane % 16, b_row = tile.keys + tile.key_block * kRowBlock + lane % 8;
+  const int keys = tile.quotients ? static_cast<int>(kQuotientKeys) : kEndKeys + pass * kChunk;
+  const int a_row = queries + tile.first_row + lane % 16, b_row = keys + tile.key_block * kRowBlock + lane % 8;
   const unsigned a_start = shared_address(copies + swizzled<P::kWidth / 4>(a_row, lane / 16));
   const unsigned b_start = shared_address(copies + swizzled<P::kWidth / 4>(b_row, lane / 8));
   const float* query_decays = &shared.block_decays[2][pass * P::kWidth + lane % 4];
@@ -473,11 +496,7 @@ __device__ __forceinline__ void multiply_tile(const Tile& tile, int queries, int
           if (tile.key_block == 0) b[i] = decayed<P>(b[i], key_decays[channel]);
         }
       }
-      if constexpr (P::kTerms == 1) {
-        multiply_add_tf32(a[half], b, scores);
-      } else {
-        multiply_add_split(a[half], b, scores);
-      }
+      multiply_add_f32<P>(a[half], b, scores);
     }
   }
 }
@@ -510,36 +529,31 @@ __device__ __forceinline__ void multiply_pass(const Problem& p, int pass, Prepar
 
 /// Scores of row `row` with the keys of its own row block, pair by pair: right for any decay. One warp.
 template <class P>
-__device__ __forceinline__ void sum_pairs(const Params& params, const ChunkPlace& place, int row, PrepareShared<P>& shared) {
+__device__ __forceinline__ void sum_pairs(const Params& params, Matrix matrix, int row, PrepareShared<P>& shared) {
   const Problem& p = params.problem;
+  const ChunkPlace& place = shared.place;
+  if (row >= place.tokens.rows) return;
   const int lane = threadIdx.x % kWarpSize, first = row / kRowBlock * kRowBlock;
   const DecayReader reader(p, place.value_head);
   const std::int64_t token = place.tokens.begin + row;
   const auto element = [&](const InputOperand& x, int back, std::int64_t channel) {
     return x.load(x.offset(place.batch, token - back, place.key_head, channel));
   };
-  float sums[2 * kRowBlock] = {};  // by Matrix, then by tokens back
+  float sums[kRowBlock] = {};  // by tokens back
   for (std::int64_t channel = lane; channel < p.key_dim; channel += kWarpSize) {
-    float own_key = element(p.k, 0, channel) * shared.factors[kOfKeys][row];
-    float own_query = element(p.q, 0, channel) * shared.factors[kOfQueries][row];
+    float own = element(matrix == kOfKeys ? p.k : p.q, 0, channel) * shared.factors[matrix][row];
 #pragma unroll
     for (int back = 0; back < kRowBlock; ++back) {
       if (row - back < first) break;
-      const float key = element(p.k, back, channel) * shared.factors[kOfKeys][row - back];
-      sums[back] += own_key * key;
-      sums[kRowBlock + back] += own_query * key;
+      sums[back] += own * element(p.k, back, channel) * shared.factors[kOfKeys][row - back];
       const std::int64_t gate_channel = p.gate == Gate::channel ? channel : 0;
-      const float decay = reader.decay(reader.load(place.batch, token - back, gate_channel), gate_channel);
-      own_key *= decay;
-      own_query *= decay;
+      own *= reader.decay(reader.load(place.batch, token - back, gate_channel), gate_channel);
     }
   }
   warp_sums(sums);
 #pragma unroll
   for (int back = 0; back < kRowBlock; ++back) {
-    if (lane != 0 || row - back < first) continue;
-    shared.scores[kOfKeys][row * kScorePitch + row - back] = sums[back];
-    shared.scores[kOfQueries][row * kScorePitch + row - back] = sums[kRowBlock + back];
+    if (lane == 0 && row - back >= first) shared.scores[matrix][row * kScorePitch + row - back] = sums[back];
   }
 }
 
@@ -569,12 +583,10 @@ __device__ __forceinline__ void invert_diagonal(PrepareShared<P>& shared) {
 __device__ __forceinline__ float product_element(const float* a, const float* b, int row, int column) {
   float sums[2] = {};
 #pragma unroll
-  for (int k = 0; k < kHalf; k += 4) {
-    const float4 in_a = *reinterpret_cast<const float4*>(&a[row * kScorePitch + k]);
+  for (int k = 0; k < kHalf; k += 2) {
+    const float2 in_a = *reinterpret_cast<const float2*>(&a[row * kScorePitch + k]);
     sums[0] = fmaf(in_a.x, b[k * kScorePitch + column], sums[0]);
     sums[1] = fmaf(in_a.y, b[(k + 1) * kScorePitch + column], sums[1]);
-    sums[0] = fmaf(in_a.z, b[(k + 2) * kScorePitch + column], sums[0]);
-    sums[1] = fmaf(in_a.w, b[(k + 3) * kScorePitch + column], sums[1]);
   }
   return sums[0] + sums[1];
 }
@@ -599,18 +611,100 @@ __device__ __forceinline__ void merge_inverses(PrepareShared<P>& shared) {
   __syncthreads();
 }
 
-/// The lower triangle of `matrix`, its columns multiplied with `factors` if there are any, into the image. `threads` threads, this one number
-/// `thread` among them.
+/// x as an operand of multiply_add_f32.
 template <class P>
-__device__ __forceinline__ void store_square(const float* matrix, const float* factors, int thread, int threads, unsigned char* to) {
-  for (int i = thread; i < kChunk * kChunk / 2; i += threads) {
-    const int row = i / (kChunk / 2), column = i % (kChunk / 2) * 2;
-    const float* x = &matrix[row * kScorePitch + column];
-    const float low = factors != nullptr ? x[0] * factors[column] : x[0], high = factors != nullptr ? x[1] * factors[column + 1] : x[1];
-    unsigned terms[P::kTerms];
-    split(column <= row ? low : 0.0f, column + 1 <= row ? high : 0.0f, terms);
+__device__ __forceinline__ unsigned operand(float x) {
+  return __float_as_uint(P::kTerms == 1 ? round_for_tf32(x) : x);
+}
+
+/// T^T (d k) into the image: row i is beta_i times the sum over j >= i of X_ji and token j's key at the chunk's end. A warp makes 16 channels of
+/// all tokens, row block after row block of j, the sums of those before decayed by each.
+template <class P>
+__device__ __forceinline__ void fold_keys(unsigned char* image, const PrepareShared<P>& shared) {
+  static_assert(P::kWarps * 16 == P::kKeys);
+  const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
+  const int first_channel = threadIdx.x / kWarpSize * 16, in_pass = first_channel % P::kWidth;
+  const float* keys = shared.copies + (kEndKeys + first_channel / P::kWidth * kChunk) * P::kWidth;
+  const auto key = [&](int row, int tile) {
+    return operand<P>(keys[swizzled<P::kWidth / 4>(row, (in_pass + tile * 8 + g) / 4) * 4 + g % 4]);
+  };
+  float sums[2][2][4] = {};  // [half of the rows][tile of the channels]
 #pragma unroll
-    for (int t = 0; t < P::kTerms; ++t) *reinterpret_cast<unsigned*>(to + t * P::kImage.square() + square_offset(row, column)) = terms[t];
+  for (int block = 0; block < kRowBlocks; ++block) {
+    const int j = block * kRowBlock + t;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (block < half * 2) continue;
+      const float* x = &shared.scores[kOfKeys][j * kScorePitch + half * kHalf + g];
+      const unsigned a[4] = {operand<P>(x[0]), operand<P>(x[8]), operand<P>(x[4 * kScorePitch]), operand<P>(x[4 * kScorePitch + 8])};
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const float2 decay = *reinterpret_cast<const float2*>(&shared.block_decays[block][first_channel + tile * 8 + t * 2]);
+        float(&sum)[4] = sums[half][tile];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] *= e % 2 == 0 ? decay.x : decay.y;
+        const unsigned b[2] = {key(j, tile), key(j + 4, tile)};
+        multiply_add_f32<P>(a, b, sum);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = i * 8 + g;
+    const float beta = shared.betas[row];
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      const float* sum = &sums[i / 2][tile][i % 2 * 2];
+      const int at = P::kImage.accumulate() + wide_offset(row, first_channel + tile * 8 + t * 2, P::kKeys);
+      store_terms<P>(beta * sum[0], beta * sum[1], P::kImage.wide(), image + at);
+    }
+  }
+}
+
+/// A T into the image: element (i, j) is beta_j times the sum over l from j to i of A_il X_lj. A warp makes a tile of 16 by 8 at a time. Where it
+/// is not finite, what should not be summed may be why: then it is summed element by element.
+template <class P>
+__device__ __forceinline__ void fold_scores(unsigned char* image, const PrepareShared<P>& shared) {
+  const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
+  const float *queries = shared.scores[kOfQueries], *x = shared.scores[kOfKeys];
+  for (int tile = threadIdx.x / kWarpSize; tile < 6; tile += P::kWarps) {
+    const int first_row = tile < 2 ? 0 : kHalf, first_column = (tile < 2 ? tile : tile - 2) * 8;
+    float sums[4] = {};
+    for (int l = first_column; l < first_row + kHalf; l += 8) {
+      const auto score = [&](int row, int column) { return operand<P>(column <= row ? queries[row * kScorePitch + column] : 0.0f); };
+      const int row = first_row + g, column = l + t;
+      const unsigned a[4] = {score(row, column), score(row + 8, column), score(row, column + 4), score(row + 8, column + 4)};
+      const unsigned b[2] = {operand<P>(x[column * kScorePitch + first_column + g]), operand<P>(x[(column + 4) * kScorePitch + first_column + g])};
+      multiply_add_f32<P>(a, b, sums);
+    }
+    const bool finite = isfinite(sums[0]) && isfinite(sums[1]) && isfinite(sums[2]) && isfinite(sums[3]);
+    const bool apart = __any_sync(kFullWarp, !finite);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + half * 8 + g, column = first_column + t * 2;
+      float product[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float sum = sums[half * 2 + e];
+        if (apart) {
+          sum = 0.0f;
+          for (int l = column + e; l <= row; ++l) sum = fmaf(queries[row * kScorePitch + l], x[l * kScorePitch + column + e], sum);
+        }
+        product[e] = column + e <= row ? sum * shared.betas[column + e] : 0.0f;
+      }
+      store_terms<P>(product[0], product[1], P::kImage.square(), image + P::kImage.attend() + square_offset(row, column));
+    }
+  }
+}
+
+/// A diag(beta) into the image, for the additive update. All threads.
+template <class P>
+__device__ __forceinline__ void store_scores(unsigned char* image, const PrepareShared<P>& shared) {
+  for (int i = threadIdx.x; i < kChunk * kChunk / 2; i += P::kThreads) {
+    const int row = i / (kChunk / 2), column = i % (kChunk / 2) * 2;
+    const float* x = &shared.scores[kOfQueries][row * kScorePitch + column];
+    store_terms<P>(column <= row ? x[0] * shared.betas[column] : 0.0f, column + 1 <= row ? x[1] * shared.betas[column + 1] : 0.0f,
+                   P::kImage.square(), image + P::kImage.attend() + square_offset(row, column));
   }
 }
 
@@ -623,20 +717,19 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, unsigned blo
   const Share share;
   if (threadIdx.x < kChunk) {
     const int row = threadIdx.x;
-    const float beta = row < place.tokens.rows ? load_beta(p, place.batch, place.tokens.begin + row, place.value_head) : 0.0f;
-    shared.betas[row] = beta;
-    reinterpret_cast<float*>(place.image + P::kImage.betas())[row] = beta;
+    shared.betas[row] = row < place.tokens.rows ? load_beta(p, place.batch, place.tokens.begin + row, place.value_head) : 0.0f;
   }
-  if (threadIdx.x == 0) shared.beyond_quotients = 0;
+  if (threadIdx.x == 0) {
+    shared.beyond_quotients = 0;
+    shared.place = place;
+  }
 
-  Rows k, q, decays;
+  Rows decays;
   const Extent extent(p, place, share);
-  RawRows<typename P::Element> raw_k, raw_q;
-  start_heads(place, share, extent, p.k, params.pairs_in_k, raw_k);
-  start_heads(place, share, extent, p.q, params.pairs_in_q, raw_q);
+  HeadRows<P> k, q;
+  start_heads(place, share, extent, p.k, params.pairs_in_k, k);
+  start_heads(place, share, extent, p.q, params.pairs_in_q, q);
   load_decays<P>(params, place, share, extent, decays);
-  raw_k.finish(extent, k);
-  raw_q.finish(extent, q);
   if (p.qk_l2norm) sum_squares(share, k, q, shared);
   float block_decay[2] = {1.0f, 1.0f};
 #pragma unroll
@@ -647,16 +740,17 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, unsigned blo
   *reinterpret_cast<float2*>(&shared.block_decays[share.block][share.channel]) = make_float2(block_decay[0], block_decay[1]);
   __syncthreads();
 
-  scale_rows(p, share, k, q, shared);
+  const float factor = row_factor(p, share, shared);
 #pragma unroll
   for (int pass = 0; pass < P::kPasses; ++pass) {
     if (pass > 0) __syncthreads();  // the products of the pass before have read their copies
     if (share.channel / P::kWidth == pass) {
       if (any_beyond_quotients(decays)) {
-        const unsigned beyond = __reduce_or_sync(kFullWarp, store_elements<P, true>(p, share, k, q, decays, place.image, shared));
-        if (share.lane == 0) atomicOr(&shared.beyond_quotients, beyond);
+        const unsigned beyond = store_elements<P, true>(p, share, k, q, factor, decays, place.image, shared);
+        const unsigned of_warp = __reduce_or_sync(kFullWarp, beyond);
+        if (share.lane == 0) atomicOr(&shared.beyond_quotients, of_warp);
       } else {
-        store_elements<P, false>(p, share, k, q, decays, place.image, shared);
+        store_elements<P, false>(p, share, k, q, factor, decays, place.image, shared);
       }
     }
     __syncthreads();
@@ -664,24 +758,17 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, unsigned blo
   }
   __syncthreads();
   if (const unsigned rows = shared.beyond_quotients; rows != 0) {
-    for (int row = share.warp; row < place.tokens.rows; row += P::kWarps) {
-      if (rows >> row & 1) sum_pairs(params, place, row, shared);
+    for (int i = share.warp; i < 2 * kChunk; i += P::kWarps) {
+      if (rows >> i / 2 & 1) sum_pairs(params, i % 2 == 0 ? kOfKeys : kOfQueries, i / 2, shared);
     }
     __syncthreads();
   }
-  const float* queries = shared.scores[kOfQueries];
-  if (p.update == Update::additive) {
-    store_square<P>(queries, nullptr, threadIdx.x, P::kThreads, place.image + P::kImage.attend());
-    return;
-  }
-  if (share.warp == 0) {
-    invert_diagonal(shared);
-  } else {
-    store_square<P>(queries, nullptr, threadIdx.x - kWarpSize, P::kThreads - kWarpSize, place.image + P::kImage.attend());
-  }
+  if (p.update == Update::additive) return store_scores<P>(place.image, shared);
+  if (share.warp == 0) invert_diagonal(shared);
   __syncthreads();
   merge_inverses(shared);
-  store_square<P>(shared.scores[kOfKeys], shared.betas, threadIdx.x, P::kThreads, place.image + P::kImage.solve());
+  fold_keys<P>(place.image, shared);
+  fold_scores<P>(place.image, shared);
 }
 
 }  // namespace delta_attention::chunkwise

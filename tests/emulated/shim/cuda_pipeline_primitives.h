@@ -3,6 +3,8 @@
 // Stands in for CUDA's header of this name. A copy arrives when it is waited for; until then its target holds NaN. Whoever touches it in
 // between races with one of the two.
 
+#include <cuda_awbarrier_primitives.h>
+
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -17,6 +19,13 @@ struct Copy {
 };
 inline thread_local std::vector<Copy> started_copies;
 inline thread_local std::deque<std::vector<Copy>> committed_copies;
+
+inline void finish(const std::vector<Copy>& copies) {
+  for (const Copy& copy : copies) {
+    std::memcpy(copy.to, copy.from, copy.bytes - copy.zeros);
+    std::memset(static_cast<char*>(copy.to) + copy.bytes - copy.zeros, 0, copy.zeros);
+  }
+}
 
 }  // namespace delta_attention::test
 
@@ -33,10 +42,13 @@ inline void __pipeline_commit() {
 inline void __pipeline_wait_prior(int most_in_flight) {
   using namespace delta_attention::test;
   while (committed_copies.size() > static_cast<std::size_t>(most_in_flight)) {
-    for (const Copy& copy : committed_copies.front()) {
-      std::memcpy(copy.to, copy.from, copy.bytes - copy.zeros);
-      std::memset(static_cast<char*>(copy.to) + copy.bytes - copy.zeros, 0, copy.zeros);
-    }
+    finish(committed_copies.front());
     committed_copies.pop_front();
   }
+}
+/// What was started arrives before anything else that this thread does at the barrier.
+inline void __pipeline_arrive_on(__mbarrier_t*) {
+  using namespace delta_attention::test;
+  finish(started_copies);
+  started_copies.clear();
 }
