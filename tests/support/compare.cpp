@@ -83,12 +83,14 @@ double natural_size(const Inputs& inputs, Index head) {
   return scale * norm(sum / static_cast<double>(c.key_dim));
 }
 
-/// The size of the state that the last tokens took away from one head: the largest that a state from up to 16 tokens before a sequence's
-/// end would have at its end, had it only decayed. Few values of opposite signs take an additive state back to near 0; a delta update with beta |k|^2 near 1 along the only key, or along one that all keys
-/// are near, removes nearly all of the state; that, too, is rounded, in a micro-chunk for all of its tokens together, and may be far
-/// larger than what is left.
-double removed_size(const Inputs& inputs, Index head) {
-  constexpr Index kTokens = 16;
+/// Tokens that a kernel solves for together, at most: a chunk of one with products below 24 bits, a micro-chunk of the others.
+Index solved_together(int product_bits) { return product_bits < kF32Bits ? 32 : 16; }
+
+/// The size of the state that the last tokens took away from one head: the largest that a state from up to `together` tokens before a
+/// sequence's end would have at its end, had it only decayed. Few values of opposite signs take an additive state back to near 0; a delta
+/// update with beta |k|^2 near 1 along the only key, or along one that all keys are near, removes nearly all of the state; that, too, is
+/// rounded, for all tokens that are solved for together, and may be far larger than what is left.
+double removed_size(const Inputs& inputs, Index head, Index together) {
   const Case& c = inputs.problem;
   Inputs decaying = inputs;
   const float ignored = c.beta_space == BetaSpace::value ? 0.0f : -std::numeric_limits<float>::infinity();
@@ -98,7 +100,7 @@ double removed_size(const Inputs& inputs, Index head) {
     decaying.beta = Array(DType::f32, {c.batch, c.tokens, c.value_heads}, 1.0f);
   }
   double largest = 0.0;
-  for (Index removed = 1; removed <= std::min(kTokens, c.tokens); ++removed) {
+  for (Index removed = 1; removed <= std::min(together, c.tokens); ++removed) {
     for (Index n = 0; n < c.sequences(); ++n) {
       const bool packed = !c.cu_seqlens.empty();
       const Index end = packed ? c.cu_seqlens[static_cast<std::size_t>(n) + 1] : c.tokens;
@@ -178,7 +180,7 @@ void expect_intermediate_states_match(const Inputs& inputs, const Outputs& got, 
       state.values = state_of(got.intermediate_states.values, at);
       expect_heads_match(
           until, state, state_of(truth.intermediate_states, at), c.key_dim * c.value_dim, [](Index) { return 0.0; },
-          [&](Index head) { return removed_size(until, head); },
+          [&](Index head) { return removed_size(until, head, solved_together(product_bits)); },
           "state " + std::to_string(i) + " on the way of sequence " + std::to_string(n), product_bits);
     }
   }
@@ -186,27 +188,29 @@ void expect_intermediate_states_match(const Inputs& inputs, const Outputs& got, 
 
 }  // namespace
 
-/// Where operands of products have fewer bits than f32, nine roundings stand between inputs and result: of q, of k in the products with S
-/// and with V, of the state in both of its products, of V - S^T k, of its solution U, of the solving matrix and of the scores. Rounding to
-/// 8 bits changes numbers of any size by 1.7e-3 (root mean square); the result's own digits may be lucky, what it was made from is not. The
-/// nine are independent: a factor of 3. So is the rounding of the result itself: squares add. But a score is rounded for all columns alike, a
-/// key for all rows of values: of a single token, channel or column the largest rounding may come, 3.9e-3, and of n the excess averages out as
-/// sqrt(n).
+/// Where operands of products have fewer bits than f32, six roundings stand between inputs and result: of b k, b q, A T and T^T d k, of the
+/// state S, and of R = V - (b k) S (docs/math.md). Rounding to 8 bits changes numbers of any size by 1.7e-3 (root mean square); the
+/// result's own digits may be lucky, what it was made from is not. The six are independent: a factor of sqrt(6). What A T and T^T d k are
+/// made from has 3 bits more, 1/64 of a square each. So is the rounding of the result itself independent: squares add. But a factor is
+/// rounded for all columns alike, a key for all rows of values: of a single token, channel or column the largest rounding may come, 3.9e-3,
+/// and of n the excess averages out as sqrt(n).
 ///
-/// Along one direction, a delta update takes back what those before it wrote (with beta 1, U is the difference from one value to the next):
-/// the sum over U that a result is cancels, its roundings do not. A random walk over as many of the tokens that are solved for together as have
-/// keys along one direction: all of them where keys are nearly one, else their share of the K directions that there are.
+/// A delta update takes back what was written before it. The result is what is left; roundings of what was taken back stay.
+///     Along the K directions that there are, a chunk's tokens take back what the state before it had there, and every output is without
+///     it: n tokens, n / K times the squares.
+///     Where keys are nearly one, what is along it is new every few tokens, but each chunk's rounded factors leave some of it beside it,
+///     where nothing takes it back: squares add over chunks.
 double bar_for(const Case& c, DType storage, const std::vector<double>& truth, int product_bits) {
-  constexpr double kTogether = 32;  // the longest chunk of such a kernel
   const double arithmetic = f32_bar(c);
   const double stored = rounding_error(truth, storage);
   if (product_bits < kF32Bits) {
+    const auto together = static_cast<double>(solved_together(product_bits));
     const auto few = static_cast<double>(std::max<Index>(1, std::min({c.tokens, c.key_dim, c.value_dim})));
     const double rounded = (1.7e-3 + (3.9e-3 - 1.7e-3) / std::sqrt(few)) * std::exp2(8 - product_bits);
-    const double together = std::min(kTogether, static_cast<double>(c.tokens));
-    const double along_one = c.keys == Keys::near_parallel ? together : together / static_cast<double>(c.key_dim);
-    const double steps = c.recurrence.update == Update::delta ? std::max(1.0, along_one) : 1.0;
-    return std::min(1e-2 * std::sqrt(steps), 1.2 * std::hypot(3 * rounded * std::sqrt(steps), stored) + arithmetic);
+    const double taken_back = std::min(together, static_cast<double>(c.tokens)) / static_cast<double>(c.key_dim);
+    const double left_over = c.keys == Keys::near_parallel ? std::ceil(static_cast<double>(c.tokens) / together) : 1.0;
+    const double times = c.recurrence.update == Update::delta ? std::max({1.0, taken_back, left_over}) : 1.0;
+    return std::min(1e-2 * std::sqrt(times), 1.2 * std::hypot(std::sqrt(6 * times) * rounded, stored) + arithmetic);
   }
   if (storage == DType::f32) return arithmetic;
   return std::min(1e-2, 1.2 * stored + arithmetic);
@@ -262,7 +266,7 @@ double relative_error(const std::vector<float>& got, const std::vector<double>& 
 void expect_matches(const Inputs& inputs, const Outputs& got, const Truth& truth, int product_bits) {
   const Case& c = inputs.problem;
   const auto none = [](Index) { return 0.0; };
-  const auto removed = [&](Index head) { return removed_size(inputs, head); };
+  const auto removed = [&](Index head) { return removed_size(inputs, head, solved_together(product_bits)); };
   expect_heads_match(
       inputs, got.out, truth.out, c.value_dim, [&](Index head) { return natural_size(inputs, head); },
       [&](Index head) { return c.recurrence.normalize ? 0.0 : removed(head) * read_size(inputs, head); }, "out",
