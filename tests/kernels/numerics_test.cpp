@@ -1,5 +1,6 @@
 // Rows N* of the list of cases: what broke the arithmetic of published kernels. Expected values are closed forms.
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/kernel_test.h"
@@ -348,31 +349,78 @@ TEST_P(Numerics, N12_LowPrecisionGatesAreAccumulatedInF32) {
   }
 }
 
-// Keys that are nearly one, with beta to 2: the updates turn the state over and over along it. What a chunk sums up then cancels, its
-// roundings do not: measured, outputs are 2 to 4.5 times as far off as with random keys, in products of 8 bits and of 24 alike.
+/// Relative errors of outputs and final states.
+struct Errors {
+  double out, state;
+};
+
+/// Of the sequences of a batch, the median.
+double median_error(const std::vector<float>& got, const std::vector<double>& truth, Index batch) {
+  std::vector<double> errors;
+  const auto size = static_cast<std::ptrdiff_t>(truth.size()) / batch;
+  for (std::ptrdiff_t n = 0; n < batch; ++n) {
+    errors.push_back(relative_error(std::vector<float>(got.begin() + n * size, got.begin() + (n + 1) * size),
+                                    std::vector<double>(truth.begin() + n * size, truth.begin() + (n + 1) * size)));
+  }
+  std::sort(errors.begin(), errors.end());
+  return errors[errors.size() / 2];
+}
+Errors median_errors(const Outputs& got, const Truth& truth, Index batch) {
+  return {median_error(got.out.values, truth.out, batch), median_error(got.final_state.values, truth.final_state, batch)};
+}
+
+/// What the recurrence itself makes of q, k, v and beta that are off by a little, each number by the same relative size at most.
+Errors median_errors_of_rounded_inputs(const Inputs& inputs, const Truth& truth, Random& random) {
+  std::uniform_real_distribution<float> off(-0x1p-12f, 0x1p-12f);
+  Inputs other = inputs;
+  for (Array Inputs::*operand : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::beta}) {
+    for (float& x : (other.*operand).values) x *= 1 + off(random);
+  }
+  const Truth got = oracle(other);
+  const Index batch = inputs.problem.batch;
+  return {median_error(std::vector<float>(got.out.begin(), got.out.end()), truth.out, batch),
+          median_error(std::vector<float>(got.final_state.begin(), got.final_state.end()), truth.final_state, batch)};
+}
+
+// Keys that are nearly one, with beta to 2: updates turn the state over and over along it, and what a chunk sums up cancels. What that adds
+// to errors, with random keys as the measure:
+//
+// Products of 8 bits. Scores and the solution are more exact and cancel before anything is rounded to 8 bits, so outputs lose little: twice
+// is too much. Of a state that nothing decays, what is along the common key is new every few tokens, but what each chunk's roundings leave
+// beside it stays: squares add over 8 chunks, sqrt(8) = 2.8.
+//
+// Products of 24 bits. Scores are rounded like all else, and those of parallel keys are sqrt(K) = 8 times as large as random ones, so their
+// roundings are; they are one kind among others: half of that. And as much more as the recurrence itself, in float64, makes of inputs that
+// are off, should it make more of them than with random keys: then it does so with what a kernel rounds on the way, too.
+//
+// The median of sixteen sequences: of one, the last state may happen to be small.
 TEST_P(Numerics, NearParallelKeysStayNearTheErrorOfRandomOnes) {
-  constexpr double kFactor = 6;
   for (Recurrence recurrence : {delta_net(), gated_delta_net(), kda()}) {
     for (DType dtype : {DType::f32, DType::bf16}) {
       Case c;
       c.recurrence = recurrence;
       c.dtype = dtype;
-      c.tokens = small_run() ? 64 : 256;
+      c.tokens = 256;
+      c.batch = 16;
       c.key_dim = 64;
       c.value_dim = 32;
       c.beta_to_two = true;
       c.gate_regime = GateRegime::slow;
-      const auto error = [&](Keys keys) -> std::optional<double> {
-        c.keys = keys;
-        const Inputs inputs = make_inputs(c, random);
-        const auto got = run(inputs);
-        if (!got) return std::nullopt;
-        return relative_error(got->out.values, oracle(inputs).out);
-      };
-      const auto of_random = error(Keys::random), of_parallel = error(Keys::near_parallel);
-      if (of_random && of_parallel) {
-        EXPECT_LE(*of_parallel, kFactor * *of_random) << c.describe();
+      const Inputs usual = make_inputs(c, random);
+      c.keys = Keys::near_parallel;
+      const Inputs parallel = make_inputs(c, random);
+      const auto got_usual = run(usual), got_parallel = run(parallel);
+      if (!got_usual || !got_parallel) continue;
+      const Truth of_usual = oracle(usual), of_parallel = oracle(parallel);
+      Errors times = {2, 3};
+      if (GetParam().bits_of_products(dtype) == kF32Bits) {
+        const Errors a = median_errors_of_rounded_inputs(usual, of_usual, random);
+        const Errors b = median_errors_of_rounded_inputs(parallel, of_parallel, random);
+        times = {4 * std::max(1.0, b.out / a.out), 4 * std::max(1.0, b.state / a.state)};
       }
+      const Errors measure = median_errors(*got_usual, of_usual, c.batch), errors = median_errors(*got_parallel, of_parallel, c.batch);
+      EXPECT_LE(errors.out, times.out * measure.out) << c.describe();
+      EXPECT_LE(errors.state, times.state * measure.state) << c.describe();
     }
   }
 }
@@ -386,9 +434,9 @@ TEST_P(Numerics, N14_LongPrefillWithF32State) {
   const Inputs inputs = make_inputs(c, random);
   if (const auto got = run(inputs)) {
     const Truth truth = oracle(inputs);
-    // The state stays f32. Products of 8 bits round k, S as it is read, V - S^T k, U and the solving matrix, a chunk at a time; each costs
-    // 1.7e-3, and they are independent: a factor of sqrt(5). With a state that is kept in bf16, errors reach 5e-3.
-    const double bar = GetParam().bits_of_products(c.dtype) == 8 ? 3.8e-3 : 1e-3;
+    // The state stays f32. Products of 8 bits round b k, S as it is read, V - (b k) S and T^T d k, a chunk at a time; each costs 1.7e-3,
+    // and they are independent: a factor of 2. With a state that is kept in bf16, errors reach 5e-3.
+    const double bar = GetParam().bits_of_products(c.dtype) == 8 ? 3.4e-3 : 1e-3;
     EXPECT_LT(relative_error(got->final_state.values, truth.final_state), bar);
     expect_matches(inputs, *got, truth);
   }
