@@ -155,6 +155,9 @@ const delta_attention::test::BlockThreads::Board& exchange(const Put& put) {
 inline float __shfl_sync(unsigned, float value, int lane) {
   return exchange([&](auto& board, std::size_t own) { board.lanes[own] = value; }).lanes[static_cast<std::size_t>(lane)];
 }
+inline unsigned __shfl_sync(unsigned, unsigned value, int lane) {
+  return exchange([&](auto& board, std::size_t own) { board.registers[own][0] = value; }).registers[static_cast<std::size_t>(lane)][0];
+}
 inline float __shfl_xor_sync(unsigned mask, float value, int bits) {
   return __shfl_sync(mask, value, (threadIdx.x % 32) ^ bits);
 }

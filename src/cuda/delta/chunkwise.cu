@@ -24,9 +24,9 @@
 // an f32 tensor's of three: 8, 16 and 24 bits, whatever the range. An f32 product then is six bf16 products.
 //
 // Roles and budget. prepare: a warp has 8 tokens and 64 channels, 2 K threads a block; 75 KB of shared memory at K = 128 and 80 registers, so
-// that three blocks share a multiprocessor of sm_90. chain: teams of three warps, two with the state of 16 value columns in registers, one that makes their outputs, and one warp that loads for
-// all (chunkwise_chain.cuh). Two teams a block read each image half as often; a stage takes 32 KB at K = 128 and bf16. Up to 128 registers, so
-// that two blocks share a multiprocessor, where there are that many.
+// that three blocks share a multiprocessor of sm_90. chain: teams of three warps, two with the state of 16 value columns in registers, one that
+// makes their outputs, and one warp that loads for all (chunkwise_chain.cuh). The more teams a block, the fewer blocks read each image; a stage
+// takes 28 to 31 KB at K = 128 and bf16. Up to 128 registers there.
 //
 // Wins wherever T is more than a few chunks. Loses for long sequences of few heads to what cuts a sequence into pieces. Measured:
 // docs/performance.md.
@@ -88,16 +88,8 @@ void with_element(const Problem& p, const Use& use) {
   use(BFloat16());
 }
 
-/// Teams of warps a block: one where every block then gets a multiprocessor of its own; else two, which read each image half as often.
-int choose_teams(const Problem& p, const DeviceProperties& device) {
-  const std::int64_t columns = ceil_div(p.value_dim, kColumns);
-  return columns > 1 && p.sequences * p.value_heads * columns > device.multiprocessors ? kMostTeams : 1;
-}
-
 Plan make_plan(const Problem& p, const DeviceProperties& device, const Settings& settings) {
   Plan plan;
-  plan.teams = settings.get("teams", choose_teams(p, device));
-  plan.slices = ceil_div(p.value_dim, std::int64_t{plan.teams} * kColumns);
   const Chunking chunking = Chunking::of(p);
   if (p.cu_seqlens.present) {
     const std::int64_t spans = p.tokens / chunking.span + p.sequences;
@@ -124,7 +116,7 @@ struct WorkspaceLayout {
 };
 
 std::vector<Setting> settings() {
-  return {{"teams", "teams of warps a block, 16 value columns each", {1, 2}},
+  return {{"teams", "teams of warps a block, 16 value columns each", {1, 2, 4}},
           {"stages", "chunks in shared memory at once", {1, 2, 3, 4}}};
 }
 
@@ -139,6 +131,9 @@ std::string unsupported(const Problem& p, const DeviceProperties& device, const 
   if (p.normalize) return "no normaliser";
   if (p.key_dim > 256) return "K = " + std::to_string(p.key_dim) + "; compiled for at most 256";
   const Plan plan = make_plan(p, device, settings);
+  if (plan.teams > plan.most_teams) {
+    return "teams = " + std::to_string(plan.teams) + "; with this K and dtype registers last for " + std::to_string(plan.most_teams);
+  }
   const auto most = static_cast<std::int64_t>(device.shared_memory);
   if (plan.prepare_bytes > most) return needs_more_shared_memory("the preparation", plan.prepare_bytes, device);
   if (plan.chain_bytes > most) return needs_more_shared_memory("the chain", plan.chain_bytes, device);
@@ -151,8 +146,9 @@ std::size_t workspace(const Problem& p, const DeviceProperties& device, const Se
   return WorkspaceLayout(p, make_plan(p, device, settings)).bytes;
 }
 
-Params params_of(const Launch& call, const WorkspaceLayout& layout) {
+Params params_of(const Launch& call, const Plan& plan) {
   const Problem& p = call.problem;
+  const WorkspaceLayout layout(p, plan);
   auto* memory = static_cast<unsigned char*>(call.workspace);
   const int piece = 16 / static_cast<int>(size_of(p.dtype));
   Params params;
@@ -175,7 +171,7 @@ Params params_of(const Launch& call, const WorkspaceLayout& layout) {
 void launch(const Launch& call) {
   const Problem& p = call.problem;
   const Plan plan = make_plan(p, call.device, call.settings);
-  const Params params = params_of(call, WorkspaceLayout(p, plan));
+  const Params params = params_of(call, plan);
   if (p.cu_seqlens.present) {
     start<plan_sequences>(1, kPlanThreads, 0, call, params, plan.most_chunks, const_cast<std::int64_t*>(params.first_chunks),
                           const_cast<std::int64_t*>(params.first_states));

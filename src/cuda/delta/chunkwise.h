@@ -12,7 +12,7 @@ struct Params;
 
 /// Sizes of a call, decided on the host from shapes, settings and the device.
 struct Plan {
-  int teams = 0;                           // of warps a block of the chain
+  int teams = 0, most_teams = 0;           // of warps a block of the chain
   int stages = 0;                          // chunks in its shared memory at once
   std::int64_t slices = 0;                 // of value columns
   std::int64_t most_chunks = 0;            // of all sequences together

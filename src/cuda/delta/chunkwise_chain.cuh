@@ -11,8 +11,8 @@
 //     a reading warp     O^T = S^T (b q)^T + R^T (A T)^T, out
 // S, as the operand that it is for both products, and R go to the reading warp through shared memory. It starts with the state before the chunk,
 // as the state warps do, and is ready for R by the time it comes. One more warp loads for all teams, as many chunks ahead as there are stages.
-// Nobody waits for everybody: stages are handed over at barriers in shared memory (cuda/device/arrivals.cuh), what a team's warps have for
-// each other at barriers of two warps.
+// Nobody waits for everybody: stages, and what a team's warps have for each other, are handed over at barriers in shared memory
+// (cuda/device/arrivals.cuh).
 //
 // NaN and infinities: a product with the zeros of A T would carry them from a token to those before it. Where outputs show any, they are taken
 // out of R, and everything from the first such token of a value column on is NaN, as it is in the recurrence.
@@ -36,7 +36,10 @@ struct ChainPolicy {
   static constexpr Image kImage = {kTerms, kKeys};
   static constexpr int kSteps = kKeys / 16;         // products that a whole state takes, one behind the other
   static constexpr int kHalfSteps = kSteps / 2;     // of a state warp
-  static constexpr int kBlocksAtOnce = kTerms == 1 && kKeys <= 128 ? 2 : 1;  // a multiprocessor, by registers
+  static constexpr bool kRegistersToSpare = kTerms * kKeys <= 384;           // to fetch operands ahead and to keep the state's
+  static constexpr bool kIsSmall = kTerms == 1 && kKeys <= 128;             // so that 128 registers do
+  static constexpr int kMostTeams = kIsSmall ? 4 : 2;                        // a block, by registers
+  static constexpr int kMostThreads = kIsSmall ? 512 : 256;                  // what the compiler gives registers for
 };
 
 /// Sums of 16 value columns and the chunk's tokens: [tokens / 8][fragment].
@@ -138,6 +141,15 @@ __device__ __forceinline__ void start_values(const Params& params, const ChainPl
 template <class P>
 using Fragment = unsigned[P::kTerms][4];
 
+template <class P>
+__device__ __forceinline__ void copy(const Fragment<P>& from, Fragment<P>& to) {
+#pragma unroll
+  for (int t = 0; t < P::kTerms; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[t][i] = from[t][i];
+  }
+}
+
 /// Two neighbouring tiles of sums as a left operand: the layouts of sums and operands agree.
 template <class P>
 __device__ __forceinline__ void pack_fragment(const float (&first)[4], const float (&second)[4], Fragment<P>& fragment) {
@@ -151,20 +163,20 @@ __device__ __forceinline__ void pack_fragment(const float (&first)[4], const flo
   }
 }
 
-/// Fragment `step` of a left operand in the exchange.
+/// A fragment of a left operand in the exchange: term after term.
 template <class P>
-__device__ __forceinline__ void put_fragment(const Fragment<P>& fragment, int step, uint4* to) {
+__device__ __forceinline__ void put_fragment(const Fragment<P>& fragment, uint4* to) {
 #pragma unroll
   for (int t = 0; t < P::kTerms; ++t) {
     const unsigned(&x)[4] = fragment[t];
-    to[(step * P::kTerms + t) * kWarpSize + threadIdx.x % kWarpSize] = uint4{x[0], x[1], x[2], x[3]};
+    to[t * kWarpSize] = uint4{x[0], x[1], x[2], x[3]};
   }
 }
 template <class P>
-__device__ __forceinline__ void get_fragment(const uint4* from, int step, Fragment<P>& fragment) {
+__device__ __forceinline__ void get_fragment(const uint4* from, Fragment<P>& fragment) {
 #pragma unroll
   for (int t = 0; t < P::kTerms; ++t) {
-    const uint4 x = from[(step * P::kTerms + t) * kWarpSize + threadIdx.x % kWarpSize];
+    const uint4 x = from[t * kWarpSize];
     fragment[t][0] = x.x;
     fragment[t][1] = x.y;
     fragment[t][2] = x.z;
@@ -182,17 +194,19 @@ __device__ __forceinline__ void multiply_terms(const Fragment<P>& a, const unsig
   }
 }
 
-/// Where this lane's rows of a right operand start, in bytes of a matrix of the image. Later channels or tokens are found by exclusive or:
-/// they differ in bits of the row's own, also where it is swizzled.
+/// Where this lane's rows of right operands start, in bytes of a matrix of the image, from channel 16 `first` on; and its part of the team's
+/// values, in bytes of a stage. Later channels or tokens are found by exclusive or: they differ in bits of the row's own, also where it is
+/// swizzled.
 template <class P>
 struct LaneRows {
-  int wide, wide_transposed, square;
+  unsigned wide, wide_transposed, square, values;
 
-  __device__ LaneRows() {
+  __device__ LaneRows(int first, int team, int value_pitch) {
     const int lane = threadIdx.x % kWarpSize, row = lane / 16 * 8 + lane % 8, piece = lane / 8 % 2;
-    wide = swizzled<P::kKeys / 8>(row, piece) * 16;
-    wide_transposed = swizzled<P::kKeys / 8>(lane % 16, lane / 16) * 16;
-    square = square_offset(row, piece * 8);
+    wide = kept(swizzled<P::kKeys / 8>(row, piece) * 16 ^ first * 32);
+    wide_transposed = kept(swizzled<P::kKeys / 8>(lane % 16, lane / 16) * 16 ^ first * 32);
+    square = kept(square_offset(row, piece * 8));
+    values = kept(P::kImage.bytes() + lane % 16 * value_pitch + (team * kColumns + lane / 16 * 8) * 2);
   }
 };
 
@@ -209,19 +223,19 @@ __device__ __forceinline__ void load_channels(unsigned rows, int step, ChannelOp
   }
 }
 
-/// sums[token] += S^T * (the token's row of a matrix), over channels [16 first, 16 (first + kCount)); `state`: S^T as a left operand in the
-/// exchange, `rows`: the address of this lane's rows. Where registers suffice, operands are fetched a step ahead.
-template <class P, int kCount>
-__device__ __forceinline__ void multiply_state(const uint4* state, unsigned rows, int first, TokenSums& sums) {
-  constexpr int kAhead = P::kTerms * P::kKeys <= 384 ? 1 : 0;
+/// sums[token] += S^T * (the token's row of a matrix), over 16 kCount channels; get(step, fragment) gives S^T as a left operand, `rows` is the
+/// address of this lane's rows. Where registers suffice, operands are fetched a step ahead.
+template <class P, int kCount, class GetState>
+__device__ __forceinline__ void multiply_state(const GetState& get, unsigned rows, TokenSums& sums) {
+  constexpr int kAhead = P::kRegistersToSpare ? 1 : 0;
   ChannelOperands<P> b[1 + kAhead];
-  if (kAhead == 1) load_channels<P>(rows, first, b[0]);
+  if (kAhead == 1) load_channels<P>(rows, 0, b[0]);
 #pragma unroll
   for (int step = 0; step < kCount; ++step) {
     const int next = step + kAhead;
-    if (next < kCount) load_channels<P>(rows, first + next, b[next % (1 + kAhead)]);
+    if (next < kCount) load_channels<P>(rows, next, b[next % (1 + kAhead)]);
     Fragment<P> a;
-    get_fragment<P>(state, first + step, a);
+    get(step, a);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) multiply_terms<P>(a, b[step % (1 + kAhead)][n / 2], n % 2, sums[n]);
   }
@@ -369,92 +383,99 @@ __device__ __forceinline__ void store_state(const Problem& p, const ChainPlace& 
 /// Where a team's warps leave things for each other.
 template <class P>
 struct Exchange {
-  uint4* state;      // [channels / 16][term][lane]
-  uint4* residuals;  // [tokens / 16][term][lane]: R^T
-  float4* halves;    // [the chunk's last bit][state warp][tokens / 8][lane]: of R^T
-  void* outputs;     // [token][column]: on their way out
-  Arrivals* handovers;  // by Handover
-  int round = 0;        // the chunk's number, its last bit
+  unsigned char* own;  // this lane's: what is there of fragments lies [...][lane], 16 bytes each
+  void* outputs;         // [token][column]: on their way out
+  Arrivals* handovers;   // by Handover
+  int round = 0;         // the chunk's number, its last bit
 
   __device__ Exchange(unsigned char* memory, int team) {
     using Shared = ChainShared<P>;
-    unsigned char* own = memory + team * Shared::exchange_bytes();
-    state = reinterpret_cast<uint4*>(own);
-    residuals = reinterpret_cast<uint4*>(own += Shared::state_bytes());
-    halves = reinterpret_cast<float4*>(own += Shared::residual_bytes());
-    outputs = own += 4 * Shared::half_bytes();
-    handovers = reinterpret_cast<Arrivals*>(own + Shared::output_bytes());
+    const unsigned start = shared_address(memory) + team * Shared::exchange_bytes();
+    own = shared_pointer<unsigned char>(kept(start + threadIdx.x % kWarpSize * 16));
+    outputs = shared_pointer<void>(start + Shared::state_bytes() + Shared::residual_bytes() + 4 * Shared::half_bytes());
+    handovers = shared_pointer<Arrivals>(kept(start + Shared::exchange_bytes() - Shared::handover_bytes()));
+  }
+
+  /// Of S^T, channels [16 step, 16 step + 16); of R^T, as many tokens; of its halves, 8 tokens.
+  __device__ __forceinline__ uint4* state_at(int step) const {
+    return reinterpret_cast<uint4*>(own) + step * P::kTerms * kWarpSize;
+  }
+  __device__ __forceinline__ uint4* residuals_at(int step) const {
+    return reinterpret_cast<uint4*>(own + ChainShared<P>::state_bytes()) + step * P::kTerms * kWarpSize;
+  }
+  __device__ __forceinline__ float4* half_at(int state_warp, int tile) const {
+    unsigned char* halves = own + ChainShared<P>::state_bytes() + ChainShared<P>::residual_bytes();
+    return reinterpret_cast<float4*>(halves) + ((round * 2 + state_warp) * kTiles + tile) * kWarpSize;
   }
 
   __device__ __forceinline__ void arrive(Handover handover) const { arrive_at(handovers[handover]); }
   __device__ __forceinline__ void await(Handover handover) const { wait_for_arrivals(handovers[handover], round); }
 };
 
-/// A state warp's half as a left operand in the exchange, for itself and for the reading warp.
+/// A state warp's half of S^T as a left operand.
 template <class P>
-__device__ __forceinline__ void put_state(const ChainPlace& place, const StateSums<P>& state, const Exchange<P>& exchange) {
+using StateFragments = Fragment<P>[P::kHalfSteps];
+
+/// The state as an operand, for this warp and, in the exchange, for the reading warp.
+template <class P>
+__device__ __forceinline__ void put_state(const ChainPlace& place, const StateSums<P>& state, const Exchange<P>& exchange,
+                                          StateFragments<P>& packed) {
   const int first = first_step<P>(place);
 #pragma unroll
   for (int step = 0; step < P::kHalfSteps; ++step) {
-    Fragment<P> fragment;
-    pack_fragment<P>(state[step * 2], state[step * 2 + 1], fragment);
-    put_fragment<P>(fragment, first + step, exchange.state);
+    pack_fragment<P>(state[step * 2], state[step * 2 + 1], packed[step]);
+    put_fragment<P>(packed[step], exchange.state_at(first + step));
   }
   exchange.arrive(kState);
 }
 
-/// V^T of this team's columns.
-template <class P>
-__device__ __forceinline__ void load_values(const ChainPlace& place, const unsigned char* values, int pitch, TokenSums& x) {
+/// V^T of this team's columns, for the 16s of tokens that `wanted(number)` names.
+template <class P, class Wanted>
+__device__ __forceinline__ void load_values(const ChainPlace& place, const unsigned char* stage, int pitch, const LaneRows<P>& lane_rows,
+                                            const Wanted& wanted, TokenSums& x) {
   using Element = typename P::Element;
   const int lane = threadIdx.x % kWarpSize;
-  if constexpr (sizeof(Element) == 2) {
 #pragma unroll
-    for (int pair = 0; pair < kTiles / 2; ++pair) {
+  for (int pair = 0; pair < kTiles / 2; ++pair) {
+    if (!wanted(pair)) continue;
+    if constexpr (sizeof(Element) == 2) {
       unsigned raw[4];
-      const unsigned char* row = values + (pair * 16 + lane % 16) * pitch;
-      load_matrices_transposed(shared_address(row + (place.team * kColumns + lane / 16 * 8) * 2), raw);
+      load_matrices_transposed(shared_address(stage) + lane_rows.values + pair * 16 * pitch, raw);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 tokens = unpack<Element>(raw[i]);
         x[pair * 2 + i % 2][i / 2 * 2] = tokens.x;
         x[pair * 2 + i % 2][i / 2 * 2 + 1] = tokens.y;
       }
-    }
-  } else {
+    } else {
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const auto* row = reinterpret_cast<const Element*>(values + token_of(n, e % 2) * pitch);
+      for (int i = 0; i < 8; ++i) {
+        const int n = pair * 2 + i / 4, e = i % 4;
+        const auto* row = reinterpret_cast<const Element*>(stage + P::kImage.bytes() + token_of(n, e % 2) * pitch);
         x[n][e] = row[place.team * kColumns + e / 2 * 8 + lane / 4];
       }
     }
   }
 }
 
-/// A half's part of R^T: sums -= S^T (b k)^T
+/// Leaves this state warp's part of R^T for the other.
 template <class P>
-__device__ __forceinline__ void predict(int first, const Exchange<P>& exchange, const unsigned char* stage, const LaneRows<P>& lane_rows,
-                                        TokenSums& sums) {
-  multiply_state<P, P::kHalfSteps>(exchange.state, shared_address(stage) + P::kImage.predict() + lane_rows.wide, first, sums);
-}
-
-/// Adds the other state warp's part of R^T.
-template <class P>
-__device__ __forceinline__ void add_other_half(const ChainPlace& place, const Exchange<P>& exchange, int round, TokenSums& sums) {
-  const int which = place.role == Role::first_state ? 0 : 1, lane = threadIdx.x % kWarpSize;
-  float4* halves = exchange.halves + round * 2 * kTiles * kWarpSize + lane;
+__device__ __forceinline__ void put_half(int which, const Exchange<P>& exchange, const TokenSums& sums) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     const float(&x)[4] = sums[n];
-    halves[(which * kTiles + n) * kWarpSize] = make_float4(x[0], x[1], x[2], x[3]);
+    *exchange.half_at(which, n) = make_float4(x[0], x[1], x[2], x[3]);
   }
   exchange.arrive(kHalves);
+}
+
+/// Adds the other's part.
+template <class P>
+__device__ __forceinline__ void add_half(int which, const Exchange<P>& exchange, TokenSums& sums) {
   exchange.await(kHalves);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
-    const float4 other = halves[((1 - which) * kTiles + n) * kWarpSize];
+    const float4 other = *exchange.half_at(which, n);
     sums[n][0] += other.x;
     sums[n][1] += other.y;
     sums[n][2] += other.z;
@@ -462,44 +483,34 @@ __device__ __forceinline__ void add_other_half(const ChainPlace& place, const Ex
   }
 }
 
-/// R^T as a left operand, in both state warps the same; the first one's for the reading warp.
+/// Channels of tokens [16 half, 16 half + 16) of T^T (d k) as a right operand, for a step of a state warp: [half][term].
 template <class P>
-__device__ __forceinline__ void make_residuals(const Problem& p, const ChainPlace& place, const ChainShared<P>& shared,
-                                               const unsigned char* stage, const LaneRows<P>& lane_rows, const Exchange<P>& exchange, int round,
-                                               TokenFragments<P>& packed) {
-  TokenSums sums = {};
-  const bool is_delta = p.update == Update::delta;
-  if (place.role == Role::first_state || !is_delta) load_values<P>(place, stage + P::kImage.bytes(), shared.value_pitch(), sums);
-  if (is_delta) {
-    predict<P>(first_step<P>(place), exchange, stage, lane_rows, sums);
-    add_other_half<P>(place, exchange, round, sums);
-  }
-  pack_tokens<P>(sums, packed);
-  if (place.role == Role::second_state) return;
+using KeyOperands = unsigned[kChunk / 16][P::kTerms][4];
+
+template <class P>
+__device__ __forceinline__ void load_keys(const unsigned char* stage, const LaneRows<P>& lane_rows, int step, KeyOperands<P>& b) {
+  const unsigned keys = (shared_address(stage + P::kImage.accumulate()) + lane_rows.wide_transposed) ^ (step * 32);
 #pragma unroll
-  for (int step = 0; step < kChunk / 16; ++step) put_fragment<P>(packed[step], step, exchange.residuals);
-  exchange.arrive(kResiduals);
+  for (int half = 0; half < kChunk / 16; ++half) {
+#pragma unroll
+    for (int t = 0; t < P::kTerms; ++t) load_matrices_transposed(keys + half * 16 * P::kKeys * 2 + t * P::kImage.wide(), b[half][t]);
+  }
 }
 
-/// S^T = S^T diag(D) + R^T (T^T d k). A chunk's products have sums of their own:
+/// S^T = S^T diag(D) + R^T (T^T d k); `ahead`: the first step's keys where they are fetched ahead. A chunk's products have sums of their own:
 /// tensor cores cut off what does not fit a sum's digits, and a long memory would be short of it each time.
 template <class P>
 __device__ __forceinline__ void advance(const TokenFragments<P>& residuals, const unsigned char* stage, const LaneRows<P>& lane_rows, int first,
-                                        StateSums<P>& state) {
-  const unsigned keys = shared_address(stage + P::kImage.accumulate()) + lane_rows.wide_transposed;
+                                        KeyOperands<P>& ahead, StateSums<P>& state) {
   const auto* decays = reinterpret_cast<const float2*>(stage + P::kImage.decays()) + first * 8 + threadIdx.x % 4;
 #pragma unroll
   for (int step = 0; step < P::kHalfSteps; ++step) {
+    if (step > 0 || !P::kRegistersToSpare) load_keys<P>(stage, lane_rows, step, ahead);
     float sums[2][4] = {};
 #pragma unroll
     for (int half = 0; half < kChunk / 16; ++half) {
-      unsigned b[P::kTerms][4];
-#pragma unroll
-      for (int t = 0; t < P::kTerms; ++t) {
-        load_matrices_transposed((keys ^ ((first + step) * 32)) + half * 16 * P::kKeys * 2 + t * P::kImage.wide(), b[t]);
-      }
-      multiply_terms<P>(residuals[half], b, 0, sums[0]);
-      multiply_terms<P>(residuals[half], b, 1, sums[1]);
+      multiply_terms<P>(residuals[half], ahead[half], 0, sums[0]);
+      multiply_terms<P>(residuals[half], ahead[half], 1, sums[1]);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -509,6 +520,40 @@ __device__ __forceinline__ void advance(const TokenFragments<P>& residuals, cons
       for (int e = 0; e < 4; ++e) tile[e] = fmaf(tile[e], e % 2 == 0 ? d.x : d.y, sums[half][e]);
     }
   }
+}
+
+/// A state warp's part of a chunk. R^T comes to the same in both state warps; the first leaves it for the reading warp. Of V, with the delta
+/// update, each brings half of the tokens.
+template <class P>
+__device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& place, const ChainShared<P>& shared, const unsigned char* stage,
+                                           const LaneRows<P>& lane_rows, const Exchange<P>& exchange, const StateFragments<P>& packed_state,
+                                           StateSums<P>& state) {
+  const int which = place.role == Role::first_state ? 0 : 1, first = first_step<P>(place);
+  const bool is_delta = p.update == Update::delta;
+  TokenSums sums = {};
+  KeyOperands<P> ahead;
+  load_values<P>(place, stage, shared.value_pitch(), lane_rows, [&](int pair) { return !is_delta || pair == which; }, sums);
+  if (is_delta) {
+    const auto get = [&](int step, Fragment<P>& fragment) {
+      if constexpr (P::kRegistersToSpare) {
+        copy<P>(packed_state[step], fragment);
+      } else {
+        get_fragment<P>(exchange.state_at(first + step), fragment);
+      }
+    };
+    multiply_state<P, P::kHalfSteps>(get, shared_address(stage) + P::kImage.predict() + lane_rows.wide, sums);
+    put_half<P>(which, exchange, sums);
+  }
+  if constexpr (P::kRegistersToSpare) load_keys<P>(stage, lane_rows, 0, ahead);
+  if (is_delta) add_half<P>(1 - which, exchange, sums);
+  TokenFragments<P> residuals;
+  pack_tokens<P>(sums, residuals);
+  if (place.role == Role::first_state) {
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step) put_fragment<P>(residuals[step], exchange.residuals_at(step));
+    exchange.arrive(kResiduals);
+  }
+  advance<P>(residuals, stage, lane_rows, first, ahead, state);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------- reading warp
@@ -549,7 +594,8 @@ __device__ __forceinline__ void store_outputs(const Params& params, const ChainP
 /// S^T (b q)^T
 template <class P>
 __device__ __forceinline__ void read_state(const unsigned char* stage, const LaneRows<P>& lane_rows, const Exchange<P>& exchange, TokenSums& out) {
-  multiply_state<P, P::kSteps>(exchange.state, shared_address(stage) + P::kImage.read() + lane_rows.wide, 0, out);
+  const auto get = [&](int step, Fragment<P>& fragment) { get_fragment<P>(exchange.state_at(step), fragment); };
+  multiply_state<P, P::kSteps>(get, shared_address(stage) + P::kImage.read() + lane_rows.wide, out);
 }
 
 /// Takes what is not finite, and what comes after it, out of R^T as a left operand.
@@ -593,29 +639,37 @@ __device__ __forceinline__ void add_residuals(const unsigned char* stage, const 
 template <class P>
 struct Ring {
   const ChainShared<P>& shared;
-  unsigned char* memory;
+  const int stage_bytes;
+  unsigned char* const first_stage;
+  StageArrivals* const first_arrivals;
+  unsigned char* stage = first_stage;
+  StageArrivals* arrivals = first_arrivals;
   int slot = 0, round = 0;
 
-  __device__ Ring(const ChainShared<P>& s, unsigned char* m) : shared(s), memory(m) {}
+  __device__ Ring(const ChainShared<P>& s, unsigned char* memory)
+      : shared(s),
+        stage_bytes(s.stage_bytes()),
+        first_stage(shared_pointer<unsigned char>(kept(shared_address(memory)))),
+        first_arrivals(shared_pointer<StageArrivals>(kept(shared_address(memory + s.stage_arrivals_offset())))) {}
 
-  __device__ __forceinline__ unsigned char* stage() const { return memory + slot * shared.stage_bytes(); }
-  __device__ __forceinline__ StageArrivals& arrivals() const {
-    return reinterpret_cast<StageArrivals*>(memory + shared.stage_arrivals_offset())[slot];
-  }
   __device__ __forceinline__ void advance() {
+    stage += stage_bytes;
+    ++arrivals;
     if (++slot < shared.stages) return;
     slot = 0;
     round ^= 1;
+    stage = first_stage;
+    arrivals = first_arrivals;
   }
 
   /// The next stage, once it is full.
   __device__ __forceinline__ const unsigned char* next() const {
-    wait_for_arrivals(arrivals().full, round);
-    return stage();
+    wait_for_arrivals(arrivals->full, round);
+    return stage;
   }
   /// This warp is done with it.
   __device__ __forceinline__ void let_go() {
-    arrive_at(arrivals().empty);
+    arrive_at(arrivals->empty);
     advance();
   }
 };
@@ -624,10 +678,9 @@ struct Ring {
 template <class P>
 __device__ __forceinline__ void prepare_all_arrivals(const ChainPlace& place, const Ring<P>& ring, const Exchange<P>& exchange) {
   if (threadIdx.x == 0) {
-    StageArrivals* stages = &ring.arrivals();
     for (int i = 0; i < ring.shared.stages; ++i) {
-      prepare_arrivals(stages[i].full, kWarpSize);
-      prepare_arrivals(stages[i].empty, kTeamWarps * kWarpSize * place.teams);
+      prepare_arrivals(ring.first_arrivals[i].full, kWarpSize);
+      prepare_arrivals(ring.first_arrivals[i].empty, kTeamWarps * kWarpSize * place.teams);
     }
   }
   if (place.role == Role::reading && threadIdx.x % kWarpSize == 0) {
@@ -648,11 +701,11 @@ __device__ __forceinline__ void run_loading(const Params& params, const ChainPla
   ChunkCursor cursor(Chunking::of(p), place.tokens, 0);
 #pragma unroll 1
   for (int chunk = 0; chunk < place.chunks; ++chunk, image += all_heads) {
-    StageArrivals& arrivals = ring.arrivals();
-    if (chunk >= ring.shared.stages) wait_for_arrivals(arrivals.empty, ring.round ^ 1);
-    start_bulk_copy(ring.stage() + begin, image, P::kImage.bytes() - begin, arrivals.full);
-    start_values<P>(params, place, cursor.next(), ring.shared.value_pitch(), ring.stage() + P::kImage.bytes());
-    arrive_with_copies(arrivals.full);
+    Arrivals& full = ring.arrivals->full;
+    if (chunk >= ring.shared.stages) wait_for_arrivals(ring.arrivals->empty, ring.round ^ 1);
+    start_bulk_copy(ring.stage + begin, image, P::kImage.bytes() - begin, full);
+    start_values<P>(params, place, cursor.next(), ring.shared.value_pitch(), ring.stage + P::kImage.bytes());
+    arrive_with_copies(full);
     ring.advance();
   }
 }
@@ -660,7 +713,7 @@ __device__ __forceinline__ void run_loading(const Params& params, const ChainPla
 /// A reading warp.
 template <class P>
 __device__ __forceinline__ void run_reading(const Params& params, const ChainPlace& place, Ring<P> ring, Exchange<P> exchange) {
-  const LaneRows<P> lane_rows;
+  const LaneRows<P> lane_rows(0, place.team, ring.shared.value_pitch());
   ChunkCursor cursor(Chunking::of(params.problem), place.tokens, 0);
 #pragma unroll 1
   for (int left = place.chunks; left > 0; --left) {
@@ -671,7 +724,7 @@ __device__ __forceinline__ void run_reading(const Params& params, const ChainPla
     exchange.await(kResiduals);
     TokenFragments<P> residuals;
 #pragma unroll
-    for (int step = 0; step < kChunk / 16; ++step) get_fragment<P>(exchange.residuals, step, residuals[step]);
+    for (int step = 0; step < kChunk / 16; ++step) get_fragment<P>(exchange.residuals_at(step), residuals[step]);
     exchange.arrive(kRead);
     add_residuals<P>(stage, lane_rows, residuals, from_state, out);
     ring.let_go();
@@ -708,22 +761,19 @@ struct IntermediateStates {
 template <class P>
 __device__ __forceinline__ void run_state(const Params& params, const ChainPlace& place, Ring<P> ring, Exchange<P> exchange) {
   const Problem& p = params.problem;
-  const LaneRows<P> lane_rows;
-  const int first = first_step<P>(place);
+  const LaneRows<P> lane_rows(first_step<P>(place), place.team, ring.shared.value_pitch());
   StateSums<P> state = {};
+  StateFragments<P> packed;
   if (p.initial_state.present) load_state<P>(p, place, state);
-  if (place.chunks > 0) put_state<P>(place, state, exchange);
+  if (place.chunks > 0) put_state<P>(place, state, exchange, packed);
   IntermediateStates intermediate(params, place);
 #pragma unroll 1
   for (int left = place.chunks; left > 0; --left) {
-    const unsigned char* stage = ring.next();
-    TokenFragments<P> residuals;
-    make_residuals<P>(p, place, ring.shared, stage, lane_rows, exchange, exchange.round, residuals);
-    advance<P>(residuals, stage, lane_rows, first, state);
+    step_state<P>(p, place, ring.shared, ring.next(), lane_rows, exchange, packed, state);
+    ring.let_go();
     exchange.await(kRead);
     exchange.round ^= 1;
-    if (left > 1) put_state<P>(place, state, exchange);
-    ring.let_go();
+    if (left > 1) put_state<P>(place, state, exchange, packed);
     if (intermediate.is_next()) store_state<P>(p, place, p.intermediate_states, intermediate.next++, state);
   }
   if (p.final_state.present) store_state<P>(p, place, p.final_state, place.sequence, state);

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(P::kThreads, P::kBlocksAtOnce) prepare(const _
 }
 
 template <class P>
-__global__ void __launch_bounds__(chain_threads(kMostTeams), P::kBlocksAtOnce)
+__global__ void __launch_bounds__(P::kMostThreads, 1)
     chain(const __grid_constant__ Params params, const __grid_constant__ ChainShared<P> shared) {
   extern __shared__ __align__(1024) unsigned char dynamic_shared[];
   wait_for_launch_before();
@@ -30,6 +30,20 @@ __global__ void __launch_bounds__(chain_threads(kMostTeams), P::kBlocksAtOnce)
 }
 
 constexpr int kMostStages = 4;
+
+/// Teams of warps a block: as few as leave every block a multiprocessor of its own, or else as many as go, for fewer reads of each image, with
+/// two stages still.
+template <class P>
+int choose_teams(const Problem& p, const DeviceProperties& device) {
+  const std::int64_t columns = ceil_div(p.value_dim, kColumns), chains = p.sequences * p.value_heads;
+  const auto go = [&](int teams) {
+    const int bytes = ChainShared<P>{teams, 2}.bytes();
+    return teams <= P::kMostTeams && teams < 2 * columns && bytes <= static_cast<std::int64_t>(device.shared_memory);
+  };
+  int teams = 1;
+  while (chains * ceil_div(columns, teams) > device.multiprocessors && go(teams * 2)) teams *= 2;
+  return teams;
+}
 
 /// Calls use(keys) with the number of channels that the problem's are padded to.
 template <class Use>
@@ -43,6 +57,9 @@ void with_keys(const Problem& p, const Use& use) {
 /// more than half of the shared memory. Many share multiprocessors, if that leaves them two stages.
 template <class P>
 void plan_chain(const Problem& p, const DeviceProperties& device, const Settings& settings, Plan& plan) {
+  plan.most_teams = P::kMostTeams;
+  plan.teams = settings.get("teams", choose_teams<P>(p, device));
+  plan.slices = ceil_div(p.value_dim, std::int64_t{plan.teams} * kColumns);
   ChainShared<P> shared = {plan.teams, 1};
   const auto most = static_cast<int>(device.shared_memory), reserved = static_cast<int>(kReservedSharedMemory);
   const int half = (most + reserved) / 2 - reserved;

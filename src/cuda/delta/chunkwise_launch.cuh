@@ -25,7 +25,8 @@ __device__ __forceinline__ void let_next_launch_start() {
 #endif
 }
 
-/// Lets blocks of a kernel have so much dynamic shared memory. The driver is asked once for every size that is larger than those before.
+/// Lets blocks of a kernel have so much dynamic shared memory, and keeps all of a multiprocessor's for such blocks, so that those of the next
+/// launch find room beside them. The driver is asked once for every size that is larger than those before.
 template <auto kKernel>
 void allow_shared_memory(int bytes, int device) {
   constexpr int kDevices = 64;
@@ -33,6 +34,7 @@ void allow_shared_memory(int bytes, int device) {
   const bool remembered = device >= 0 && device < kDevices;
   if (remembered && bytes <= allowed[device].load(std::memory_order_relaxed)) return;
   DELTA_ATTENTION_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  DELTA_ATTENTION_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
   if (remembered) allowed[device].store(bytes, std::memory_order_relaxed);
 }
 

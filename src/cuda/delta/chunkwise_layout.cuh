@@ -12,7 +12,6 @@ namespace delta_attention::chunkwise {
 
 constexpr int kChunk = 32;      // tokens
 constexpr int kColumns = 16;    // value columns of a team of the chain's warps
-constexpr int kMostTeams = 2;   // a block
 
 /// What q, k, v and out are made of says how many bf16 terms hold a number: as many as its own bits ask for, and with the range of f32.
 template <class Element>

@@ -28,6 +28,11 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+template <class T>
+__device__ __forceinline__ T* shared_pointer(unsigned address) {
+  return static_cast<T*>(__cvta_shared_to_generic(address));
+}
+
 /// Starts copying 16 bytes from global to shared memory, past L1; only the first `bytes` of them are read, the rest becomes 0. Waited for
 /// like __pipeline_memcpy_async, which makes a case distinction of a length that is not known at compile time.
 __device__ __forceinline__ void start_copy(void* to, const void* from, int bytes) {

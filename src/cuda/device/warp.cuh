@@ -17,6 +17,9 @@ __device__ __forceinline__ void arrive_at_part(int id, int threads) {
   asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// x, kept in a register: what comes out of a shuffle, if only with itself, is not computed again wherever it is used. All lanes of a warp.
+__device__ __forceinline__ unsigned kept(unsigned x) { return __shfl_sync(kFullWarp, x, threadIdx.x % kWarpSize); }
+
 /// Each of kCount numbers summed over all lanes, in every lane. Several at once hide each other's latency.
 template <int kCount>
 __device__ __forceinline__ void warp_sums(float (&x)[kCount]) {

@@ -23,6 +23,11 @@ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(static_cast<const char*>(pointer) - test::this_gpu_thread.shared_memory);
 }
 
+template <class T>
+T* shared_pointer(unsigned address) {
+  return reinterpret_cast<T*>(const_cast<char*>(test::this_gpu_thread.shared_memory) + address);
+}
+
 inline void start_copy(void* to, const void* from, int bytes) {
   __pipeline_memcpy_async(to, from, 16, static_cast<std::size_t>(16 - bytes));
 }
