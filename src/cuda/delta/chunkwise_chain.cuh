@@ -34,12 +34,12 @@ struct ChainPolicy {
   static constexpr int kTerms = TermsOf<Element>::value;
   static constexpr int kKeys = kKeys_;
   static constexpr Image kImage = {kTerms, kKeys};
-  static constexpr int kSteps = kKeys / 16;         // products that a whole state takes, one behind the other
-  static constexpr int kHalfSteps = kSteps / 2;     // of a state warp
-  static constexpr bool kRegistersToSpare = kTerms * kKeys <= 384;           // to fetch operands ahead and to keep the state's
-  static constexpr bool kIsSmall = kTerms == 1 && kKeys <= 128;             // so that 128 registers do
-  static constexpr int kMostTeams = kIsSmall ? 4 : 2;                        // a block, by registers
-  static constexpr int kMostThreads = kIsSmall ? 512 : 256;                  // what the compiler gives registers for
+  static constexpr int kSteps = kKeys / 16;      // products that a whole state takes, one behind the other
+  static constexpr int kHalfSteps = kSteps / 2;  // of a state warp
+  static constexpr bool kRegistersToSpare = kTerms * kKeys <= 384;  // to fetch operands ahead and to keep the state's
+  static constexpr bool kIsSmall = kTerms == 1 && kKeys <= 128;     // so that 128 registers do
+  static constexpr int kMostTeams = kIsSmall ? 4 : 2;               // a block, by registers
+  static constexpr int kMostThreads = kIsSmall ? 512 : 256;         // what the compiler gives registers for
 };
 
 /// Sums of 16 value columns and the chunk's tokens: [tokens / 8][fragment].
@@ -383,10 +383,10 @@ __device__ __forceinline__ void store_state(const Problem& p, const ChainPlace& 
 /// Where a team's warps leave things for each other.
 template <class P>
 struct Exchange {
-  unsigned char* own;  // this lane's: what is there of fragments lies [...][lane], 16 bytes each
-  void* outputs;         // [token][column]: on their way out
-  Arrivals* handovers;   // by Handover
-  int round = 0;         // the chunk's number, its last bit
+  unsigned char* own;   // this lane's part of what lies [...][lane], 16 bytes each
+  void* outputs;        // [token][column]: on their way out
+  Arrivals* handovers;  // by Handover
+  int round = 0;        // the chunk's number, its last bit
 
   __device__ Exchange(unsigned char* memory, int team) {
     using Shared = ChainShared<P>;
