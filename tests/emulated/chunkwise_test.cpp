@@ -42,7 +42,7 @@ void run_in(BlockMemory& memory, int threads, const std::function<void()>& body)
 
 /// How a chain is run, and how many blocks that takes.
 struct Shape {
-  int pairs, stages;
+  int teams, stages;
 };
 
 template <class Element, int kKeys>
@@ -96,11 +96,11 @@ class EmulatedChunkwise : public ::testing::Test {
       auto& shared = *reinterpret_cast<PrepareShared<ForPrepare>*>(memory.data());
       run_in(memory, ForPrepare::kThreads, [&] { prepare_chunk(params, block, shared); });
     }
-    const ChainShared<ForChain> shared = {shape.pairs, shape.stages};
-    const std::int64_t slices = ceil_div(p.value_dim, std::int64_t{shape.pairs} * kColumns);
+    const ChainShared<ForChain> shared = {shape.teams, shape.stages};
+    const std::int64_t slices = ceil_div(p.value_dim, std::int64_t{shape.teams} * kColumns);
     for (std::int64_t block = 0; block < p.sequences * p.value_heads * slices; ++block) {
       BlockMemory memory(static_cast<std::size_t>(shared.bytes()));
-      run_in(memory, chain_threads(shape.pairs), [&] { run_chain<ForChain>(params, block, shared, memory.data()); });
+      run_in(memory, chain_threads(shape.teams), [&] { run_chain<ForChain>(params, block, shared, memory.data()); });
     }
     return call.outputs();
   }

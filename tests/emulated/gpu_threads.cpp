@@ -17,8 +17,6 @@ void run_at_once(const std::vector<BlockIndex>& indices, int threads, const std:
       workers.emplace_back([=, &body] {
         this_gpu_thread = {x, index, block};
         body();
-        for (std::thread& arrival : arrivals_of_this_thread) arrival.join();
-        arrivals_of_this_thread.clear();
       });
     }
   }
@@ -28,7 +26,6 @@ void run_at_once(const std::vector<BlockIndex>& indices, int threads, const std:
 }  // namespace
 
 thread_local GpuThread this_gpu_thread;
-thread_local std::vector<std::thread> arrivals_of_this_thread;
 
 BlockThreads::BlockThreads(int threads) : all(threads) {
   for (int first = 0; first < threads; first += 32) {

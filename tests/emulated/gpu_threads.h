@@ -98,8 +98,6 @@ struct GpuThread {
   int exchanges = 0;                    // of this lane with its warp
 };
 extern thread_local GpuThread this_gpu_thread;
-/// Threads that wait at barriers where this one only arrived.
-extern thread_local std::vector<std::thread> arrivals_of_this_thread;
 
 /// Runs `body` on every thread of one block of `threads` threads.
 void run_block(int threads, const std::function<void()>& body, BlockIndex index = {});

@@ -12,11 +12,6 @@ __device__ __forceinline__ void sync_part(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Counts this warp as arrived at such a barrier, without waiting for the others.
-__device__ __forceinline__ void arrive_at_part(int id, int threads) {
-  asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /// x, kept in a register: what comes out of a shuffle, if only with itself, is not computed again wherever it is used. All lanes of a warp.
 __device__ __forceinline__ unsigned kept(unsigned x) { return __shfl_sync(kFullWarp, x, threadIdx.x % kWarpSize); }
 
