@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "api/check.h"
-#include "cuda/delta/chunkwise_chain.cuh"
 #include "cuda/delta/chunkwise_prepare.cuh"
+#include "cuda/delta/chunkwise_three_warps.cuh"
+#include "cuda/delta/chunkwise_two_warps.cuh"
 #include "support/run.h"
 
 namespace delta_attention::test {
@@ -45,10 +46,10 @@ struct Shape {
   int teams, stages;
 };
 
-template <class Element, int kKeys>
+template <template <class, int> class Team, class Element, int kKeys>
 struct Widths {
   using ForPrepare = PreparePolicy<Element, kKeys>;
-  using ForChain = ChainPolicy<Element, kKeys>;
+  using ForChain = Team<Element, kKeys>;
 };
 
 template <class Widths>
@@ -65,7 +66,7 @@ class EmulatedChunkwise : public ::testing::Test {
               : std::is_same_v<typename ForPrepare::Element, Half> ? DType::f16 : DType::bf16;
     c.tokens = kChunk + 5;
     c.key_dim = ForPrepare::kKeys - 3;
-    c.value_dim = ForPrepare::kTerms > 1 ? kColumns - 3 : kColumns + 5;  // several terms take the time of several
+    c.value_dim = ForPrepare::kTerms > 1 ? ForChain::kColumns - 3 : ForChain::kColumns + 5;  // several terms take the time of several
     c.with_initial_state = true;
     c.qk_l2norm = true;
     return c;
@@ -75,32 +76,24 @@ class EmulatedChunkwise : public ::testing::Test {
     Call call(inputs, cpu());
     const Problem p = check(call.args);
     const Chunking chunking = Chunking::of(p);
-    std::vector<std::int64_t> first_chunks = {0}, first_states = {0};
-    for (std::int64_t n = 0; n < p.sequences; ++n) {
-      first_chunks.push_back(first_chunks.back() + chunking.chunks(p.sequence(n).length));
-      first_states.push_back(first_states.back() + p.intermediate_count(p.sequence(n)));
-    }
-    const std::int64_t blocks = first_chunks.back() * p.value_heads;
+    const std::int64_t chunks = p.cu_seqlens.present ? chunking.first_chunk(p.sequences, p.tokens) : p.sequences * chunking.chunks(p.tokens);
+    const std::int64_t blocks = chunks * p.value_heads;
     std::vector<uint4> factors(static_cast<std::size_t>(blocks * ForPrepare::kImage.bytes()) / sizeof(uint4) + 1);
     Params params;
     params.problem = p;
     params.factors = reinterpret_cast<unsigned char*>(factors.data());
     params.chunks = chunking.chunks(p.tokens);
     params.group = static_cast<int>(p.value_heads / p.heads);
-    if (p.cu_seqlens.present) {
-      params.first_chunks = first_chunks.data();
-      params.first_states = first_states.data();
-    }
     for (std::int64_t block = 0; block < blocks; ++block) {
       BlockMemory memory(sizeof(PrepareShared<ForPrepare>));
       auto& shared = *reinterpret_cast<PrepareShared<ForPrepare>*>(memory.data());
       run_in(memory, ForPrepare::kThreads, [&] { prepare_chunk(params, block, shared); });
     }
     const ChainShared<ForChain> shared = {shape.teams, shape.stages};
-    const std::int64_t slices = ceil_div(p.value_dim, std::int64_t{shape.teams} * kColumns);
+    const std::int64_t slices = ceil_div(p.value_dim, std::int64_t{shape.teams} * ForChain::kColumns);
     for (std::int64_t block = 0; block < p.sequences * p.value_heads * slices; ++block) {
       BlockMemory memory(static_cast<std::size_t>(shared.bytes()));
-      run_in(memory, chain_threads(shape.teams), [&] { run_chain<ForChain>(params, block, shared, memory.data()); });
+      run_in(memory, chain_threads<ForChain>(shape.teams), [&] { run_chain<ForChain>(params, block, shared, memory.data()); });
     }
     return call.outputs();
   }
@@ -112,7 +105,7 @@ class EmulatedChunkwise : public ::testing::Test {
   }
 };
 
-using AllWidths = ::testing::Types<Widths<BFloat16, 64>, Widths<float, 64>, Widths<Half, 128>>;
+using AllWidths = ::testing::Types<Widths<ThreeWarps, BFloat16, 64>, Widths<TwoWarps, BFloat16, 64>, Widths<ThreeWarps, float, 64>, Widths<ThreeWarps, Half, 128>>;
 TYPED_TEST_SUITE(EmulatedChunkwise, AllWidths);
 
 TYPED_TEST(EmulatedChunkwise, EveryRecurrence) {
@@ -135,6 +128,15 @@ TYPED_TEST(EmulatedChunkwise, DecaysOfAnyStrength) {
   this->expect_matches_oracle(inputs);
 }
 
+// Eight tokens whose decays multiply to less than a normal number, and eight slow ones: the half's decays are no f32 number, those of its second
+// part among themselves are.
+TYPED_TEST(EmulatedChunkwise, DecaysThatLeaveTheRange) {
+  Case c = this->ordinary(gated_delta_net());
+  Inputs inputs = make_inputs(c, this->random);
+  for (Index t = 0; t < c.tokens; ++t) inputs.log_decay.set({0, t, 0}, t % 16 < 8 ? uniform(this->random, -13.5, -11.0) : -0.01);
+  this->expect_matches_oracle(inputs);
+}
+
 TYPED_TEST(EmulatedChunkwise, PackedSequencesWithStatesOnTheWay) {
   Case c = this->ordinary(kda());
   c.tokens = 61;
@@ -143,8 +145,8 @@ TYPED_TEST(EmulatedChunkwise, PackedSequencesWithStatesOnTheWay) {
   this->expect_matches_oracle(make_inputs(c, this->random), {2, 3});
 }
 
-TYPED_TEST(EmulatedChunkwise, OneStage) {
-  this->expect_matches_oracle(make_inputs(this->ordinary(gated_delta_net()), this->random), {1, 1});
+TYPED_TEST(EmulatedChunkwise, FewStages) {
+  this->expect_matches_oracle(make_inputs(this->ordinary(gated_delta_net()), this->random), {1, TypeParam::ForChain::kLeastStages});
 }
 
 // NaN in one value: its column is NaN from there on, and nothing else.
@@ -159,6 +161,24 @@ TYPED_TEST(EmulatedChunkwise, NanStaysBehind) {
         EXPECT_EQ(std::isnan(got.out.get({0, t, 0, j})), t >= 7 && j == 3) << "token " << t << ", column " << j;
       }
     }
+  }
+}
+
+// Chunks of packed sequences have numbers of their own, and no number is beyond the last one.
+TEST(EmulatedChunking, PackedSequencesHaveRoom) {
+  Random random = random_for("EmulatedChunking");
+  for (int repetition = 0; repetition < 2000; ++repetition) {
+    const std::int64_t span = pick(random, 0, 1) == 0 ? std::int64_t{1} << 30 : pick(random, 1, 100);
+    const Chunking chunking = {span, ceil_div(span, kChunk)};
+    const std::int64_t sequences = pick(random, 1, 6);
+    std::int64_t begin = 0, beyond = 0;
+    for (std::int64_t n = 0; n < sequences; ++n) {
+      const std::int64_t first = chunking.first_chunk(n, begin), length = pick(random, 0, 200);
+      EXPECT_GE(first, beyond);
+      beyond = first + chunking.chunks(length);
+      begin += length;
+    }
+    EXPECT_GE(chunking.first_chunk(sequences, begin), beyond);
   }
 }
 

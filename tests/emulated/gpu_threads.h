@@ -6,6 +6,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cmath>
@@ -172,6 +173,20 @@ inline unsigned __reduce_or_sync(unsigned, unsigned value) {
   unsigned all = 0;
   for (const auto& lane : board.registers) all |= lane[0];
   return all;
+}
+
+inline unsigned __reduce_max_sync(unsigned, unsigned value) {
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = value; });
+  unsigned most = 0;
+  for (const auto& lane : board.registers) most = std::max(most, lane[0]);
+  return most;
+}
+
+inline int __reduce_add_sync(unsigned, int value) {
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = static_cast<unsigned>(value); });
+  unsigned sum = 0;
+  for (const auto& lane : board.registers) sum += lane[0];
+  return static_cast<int>(sum);
 }
 
 inline unsigned __float_as_uint(float x) {

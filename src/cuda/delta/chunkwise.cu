@@ -8,32 +8,33 @@
 // Everything but R, O and S is known without the state. The additive update has T = diag(beta) and R = V. T is folded into A and d k, not
 // multiplied with R: what cancels between tokens then cancels in f32, before anything is rounded, and the chain has a product less.
 //
-// Data flow. Launches, each overlapping the end of the one before where the GPU can:
-//     plan_sequences   only with packed sequences: where each one's chunks start
+// Data flow. Two launches, the second overlapping the end of the first where the GPU can:
 //     prepare          every chunk of every value head at once: A T, T^T d k, b k, b q, D -> an image in global memory, laid out as shared memory
 //                      will hold it (chunkwise_layout.cuh)
 //     chain            every (sequence, value head) and slice of V at once, chunk after chunk: images -> shared memory, R, O, S
 // The output is made where the state is, not by a third launch from stored states: those would be 4 V bytes a channel and chunk, more than the
 // image itself.
 //
-// Decays. Products of decays, not differences of their logarithms' sums: from the start and to the end of blocks of 8 tokens, so that no
+// Decays. Products of decays, not differences of their logarithms' sums: from the start and to the end of halves of the chunk, so that no
 // factor but one kind exceeds 1; where that one would overflow, scores are summed pair by pair (chunkwise_prepare.cuh). Any gate down to a
 // decay of 0 gives what the recurrence gives. T is inverted in f32, by substitution and one block product.
+//
+// Packed sequences. Which chunk has which number follows from where its sequence begins alone (chunkwise_layout.cuh): no launch has to count
+// before, and every block finds its chunk by itself.
 //
 // Precision. Products are of bf16 numbers, sums and the state f32. A bf16 tensor's numbers are one bf16 term, an f16 tensor's the sum of two,
 // an f32 tensor's of three: 8, 16 and 24 bits, whatever the range. An f32 product then is six bf16 products.
 //
 // Roles and budget. prepare: a warp has 8 tokens and 64 channels, 2 K threads a block; 75 KB of shared memory at K = 128 and 80 registers, so
-// that three blocks share a multiprocessor of sm_90. chain: teams of three warps, two with the state of 16 value columns in registers, one that
-// makes their outputs, and one warp that loads for all (chunkwise_chain.cuh). The more teams a block, the fewer blocks read each image; a stage
-// takes 28 to 31 KB at K = 128 and bf16. Up to 128 registers there.
+// that three blocks share a multiprocessor of sm_90. chain: teams of warps with a slice of the value columns each (chunkwise_chain.cuh): of three
+// warps for 16 columns, up to 128 registers, where all chains run at once; of two for 32, up to 255, where they take turns. The more teams a
+// block, the fewer blocks read each image; a stage takes 28 to 36 KB at K = 128 and bf16.
 //
 // Wins wherever T is more than a few chunks. Loses for long sequences of few heads to what cuts a sequence into pieces. Measured:
 // docs/performance.md.
 //
 // Source: the WY form of DeltaNet (arXiv:2406.06484), gated (arXiv:2412.06464) and by channel (arXiv:2510.26692).
 
-#include <cub/block/block_scan.cuh>
 #include <string>
 #include <vector>
 
@@ -51,35 +52,6 @@ extern const Kernel chunkwise_kernel;
 namespace chunkwise {
 namespace {
 
-constexpr int kPlanThreads = 256;
-
-/// Where chunks and intermediate states of packed sequences start. One block.
-__global__ void __launch_bounds__(kPlanThreads) plan_sequences(const __grid_constant__ Params params, std::int64_t most_chunks,
-                                                               std::int64_t* first_chunks, std::int64_t* first_states) {
-  wait_for_launch_before();
-  using Scan = cub::BlockScan<std::int64_t, kPlanThreads>;
-  __shared__ typename Scan::TempStorage memory;
-  const Problem& p = params.problem;
-  const Chunking chunking = Chunking::of(p);
-  std::int64_t chunks_before = 0, states_before = 0;
-  for (std::int64_t base = 0; base <= p.sequences; base += kPlanThreads) {
-    const std::int64_t n = base + threadIdx.x;
-    const Sequence sequence = n < p.sequences ? p.sequence(n) : Sequence();
-    std::int64_t chunks, states, all_chunks, all_states;
-    Scan(memory).ExclusiveSum(chunking.chunks(sequence.length), chunks, all_chunks);
-    __syncthreads();
-    Scan(memory).ExclusiveSum(p.intermediate_count(sequence), states, all_states);
-    __syncthreads();
-    // Offsets that decrease somewhere can ask for more than the sizes computed from shapes, and must not become wild writes.
-    if (n <= p.sequences) {
-      first_chunks[n] = min(chunks_before + chunks, most_chunks);
-      first_states[n] = states_before + states;
-    }
-    chunks_before += all_chunks;
-    states_before += all_states;
-  }
-}
-
 /// Calls use(element) with the type of the problem's tensors.
 template <class Use>
 void with_element(const Problem& p, const Use& use) {
@@ -91,32 +63,15 @@ void with_element(const Problem& p, const Use& use) {
 Plan make_plan(const Problem& p, const DeviceProperties& device, const Settings& settings) {
   Plan plan;
   const Chunking chunking = Chunking::of(p);
-  if (p.cu_seqlens.present) {
-    const std::int64_t spans = p.tokens / chunking.span + p.sequences;
-    plan.most_chunks = p.tokens / kChunk + spans;
-  } else {
-    plan.most_chunks = p.sequences * chunking.chunks(p.tokens);
-  }
+  plan.most_chunks = p.sequences * chunking.chunks(p.tokens);
+  if (p.cu_seqlens.present) plan.most_chunks = p.sequences == 0 ? 0 : chunking.first_chunk(p.sequences, p.tokens);
   with_element(p, [&](auto element) { Kernels<decltype(element)>::plan(p, device, settings, plan); });
   return plan;
 }
 
-/// Where things lie in the workspace.
-struct WorkspaceLayout {
-  std::size_t first_chunks, first_states, factors, bytes;
-
-  WorkspaceLayout(const Problem& p, const Plan& plan) {
-    const std::size_t firsts = p.cu_seqlens.present ? (static_cast<std::size_t>(p.sequences) + 1) * sizeof(std::int64_t) : 0;
-    WorkspaceParts parts;
-    first_chunks = parts.reserve(firsts);
-    first_states = parts.reserve(firsts);
-    factors = parts.reserve(static_cast<std::size_t>(plan.images(p) * plan.image_bytes));
-    bytes = parts.bytes();
-  }
-};
-
 std::vector<Setting> settings() {
-  return {{"teams", "teams of warps a block, 16 value columns each", {1, 2, 4}},
+  return {{"team_warps", "warps of a team: three have 16 value columns, two have 32", {2, 3}},
+          {"teams", "teams a block of the chain", {1, 2, 4}},
           {"stages", "chunks in shared memory at once", {1, 2, 3, 4}}};
 }
 
@@ -131,33 +86,31 @@ std::string unsupported(const Problem& p, const DeviceProperties& device, const 
   if (p.normalize) return "no normaliser";
   if (p.key_dim > 256) return "K = " + std::to_string(p.key_dim) + "; compiled for at most 256";
   const Plan plan = make_plan(p, device, settings);
+  if (plan.teams == 0) return "team_warps = 2; registers of two warps last for bf16 and K <= 128";
+  if (plan.stages < plan.least_stages) return "stages = " + std::to_string(plan.stages) + "; teams of two warps load a chunk ahead";
   if (plan.teams > plan.most_teams) {
     return "teams = " + std::to_string(plan.teams) + "; with this K and dtype registers last for " + std::to_string(plan.most_teams);
   }
   const auto most = static_cast<std::int64_t>(device.shared_memory);
   if (plan.prepare_bytes > most) return needs_more_shared_memory("the preparation", plan.prepare_bytes, device);
   if (plan.chain_bytes > most) return needs_more_shared_memory("the chain", plan.chain_bytes, device);
+  if (p.tokens > 1 << 30) return "more than 2^30 tokens";
   constexpr std::int64_t kMostBlocks = 0x7fffffff;
   if (plan.images(p) > kMostBlocks || plan.chain_blocks(p) > kMostBlocks) return "more than 2^31 blocks";
   return "";
 }
 
 std::size_t workspace(const Problem& p, const DeviceProperties& device, const Settings& settings) {
-  return WorkspaceLayout(p, make_plan(p, device, settings)).bytes;
+  const Plan plan = make_plan(p, device, settings);
+  return static_cast<std::size_t>(plan.images(p) * plan.image_bytes);
 }
 
-Params params_of(const Launch& call, const Plan& plan) {
+Params params_of(const Launch& call) {
   const Problem& p = call.problem;
-  const WorkspaceLayout layout(p, plan);
-  auto* memory = static_cast<unsigned char*>(call.workspace);
   const int piece = 16 / static_cast<int>(size_of(p.dtype));
   Params params;
   params.problem = p;
-  params.factors = memory + layout.factors;
-  if (p.cu_seqlens.present) {
-    params.first_chunks = reinterpret_cast<const std::int64_t*>(memory + layout.first_chunks);
-    params.first_states = reinterpret_cast<const std::int64_t*>(memory + layout.first_states);
-  }
+  params.factors = static_cast<unsigned char*>(call.workspace);
   params.chunks = Chunking::of(p).chunks(p.tokens);
   params.group = static_cast<int>(p.value_heads / p.heads);
   params.pairs_in_q = reads_in_pieces(p.q, p.key_dim, 2);
@@ -169,14 +122,9 @@ Params params_of(const Launch& call, const Plan& plan) {
 }
 
 void launch(const Launch& call) {
-  const Problem& p = call.problem;
-  const Plan plan = make_plan(p, call.device, call.settings);
-  const Params params = params_of(call, plan);
-  if (p.cu_seqlens.present) {
-    start<plan_sequences>(1, kPlanThreads, 0, call, params, plan.most_chunks, const_cast<std::int64_t*>(params.first_chunks),
-                          const_cast<std::int64_t*>(params.first_states));
-  }
-  with_element(p, [&](auto element) { Kernels<decltype(element)>::launch(call, plan, params); });
+  const Plan plan = make_plan(call.problem, call.device, call.settings);
+  const Params params = params_of(call);
+  with_element(call.problem, [&](auto element) { Kernels<decltype(element)>::launch(call, plan, params); });
 }
 
 }  // namespace

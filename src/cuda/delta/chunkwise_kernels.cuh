@@ -6,9 +6,10 @@
 #include <type_traits>
 
 #include "cuda/delta/chunkwise.h"
-#include "cuda/delta/chunkwise_chain.cuh"
 #include "cuda/delta/chunkwise_launch.cuh"
 #include "cuda/delta/chunkwise_prepare.cuh"
+#include "cuda/delta/chunkwise_three_warps.cuh"
+#include "cuda/delta/chunkwise_two_warps.cuh"
 #include "cuda/device/workspace.h"
 
 namespace delta_attention::chunkwise {
@@ -31,11 +32,11 @@ __global__ void __launch_bounds__(P::kMostThreads, 1)
 
 constexpr int kMostStages = 4;
 
-/// Teams of warps a block: as few as leave every block a multiprocessor of its own, or else as many as go, for fewer reads of each image, with
+/// Teams a block: as few as leave every block a multiprocessor of its own, or else as many as go, for fewer reads of each image, with
 /// two stages still.
 template <class P>
 int choose_teams(const Problem& p, const DeviceProperties& device) {
-  const std::int64_t columns = ceil_div(p.value_dim, kColumns), chains = p.sequences * p.value_heads;
+  const std::int64_t columns = ceil_div(p.value_dim, P::kColumns), chains = p.sequences * p.value_heads;
   const auto go = [&](int teams) {
     const int bytes = ChainShared<P>{teams, 2}.bytes();
     return teams <= P::kMostTeams && teams < 2 * columns && bytes <= static_cast<std::int64_t>(device.shared_memory);
@@ -53,23 +54,44 @@ void with_keys(const Problem& p, const Use& use) {
   use(std::integral_constant<int, 256>());
 }
 
+/// Warps of a team: two where teams of three would have to take turns on the multiprocessors.
+template <class Element, int kKeys>
+int choose_team_warps(const Problem& p, const DeviceProperties& device) {
+  using Three = ThreeWarps<Element, kKeys>;
+  using Two = TwoWarps<Element, kKeys>;
+  const int least_bytes = ChainShared<Two>{1, Two::kLeastStages}.bytes();
+  if (!Two::kExists || least_bytes > static_cast<std::int64_t>(device.shared_memory)) return Three::kTeamWarps;
+  const std::int64_t blocks = p.sequences * p.value_heads * ceil_div(p.value_dim, Three::kMostTeams * Three::kColumns);
+  return blocks <= device.multiprocessors ? Three::kTeamWarps : Two::kTeamWarps;
+}
+
+/// Calls use(policy) with the chain's policy for teams of `warps` warps.
+template <class Element, int kKeys, class Use>
+void with_team(int warps, const Use& use) {
+  if constexpr (TwoWarps<Element, kKeys>::kExists) {
+    if (warps == 2) return use(TwoWarps<Element, kKeys>());
+  }
+  use(ThreeWarps<Element, kKeys>());
+}
+
 /// Few blocks get a multiprocessor each: blocks that start while the launch before still runs would gather where it ends first, so they ask for
 /// more than half of the shared memory. Many share multiprocessors, if that leaves them two stages.
 template <class P>
 void plan_chain(const Problem& p, const DeviceProperties& device, const Settings& settings, Plan& plan) {
   plan.most_teams = P::kMostTeams;
   plan.teams = settings.get("teams", choose_teams<P>(p, device));
-  plan.slices = ceil_div(p.value_dim, std::int64_t{plan.teams} * kColumns);
+  plan.slices = ceil_div(p.value_dim, std::int64_t{plan.teams} * P::kColumns);
   ChainShared<P> shared = {plan.teams, 1};
   const auto most = static_cast<int>(device.shared_memory), reserved = static_cast<int>(kReservedSharedMemory);
   const int half = (most + reserved) / 2 - reserved;
   const auto stages_in = [&](int bytes) {
-    const int a_stage = shared.stage_bytes() + static_cast<int>(sizeof(StageArrivals));
-    return std::clamp((bytes - plan.teams * shared.exchange_bytes()) / a_stage, 1, kMostStages);
+    return (bytes - plan.teams * P::team_bytes()) / (shared.stage_bytes() + static_cast<int>(sizeof(StageArrivals)));
   };
   const bool alone = plan.chain_blocks(p) <= device.multiprocessors;
-  shared.stages = settings.get("stages", alone || stages_in(half) < 2 ? stages_in(most) : stages_in(half));
+  const int stages = alone || stages_in(half) < 2 ? stages_in(most) : stages_in(half);
+  shared.stages = settings.get("stages", std::clamp(stages, P::kLeastStages, kMostStages));
   plan.stages = shared.stages;
+  plan.least_stages = P::kLeastStages;
   plan.chain_bytes = alone && shared.bytes() <= half ? half + 1 : shared.bytes();
 }
 
@@ -78,7 +100,9 @@ void Kernels<Element>::plan(const Problem& p, const DeviceProperties& device, co
   with_keys(p, [&](auto keys) {
     plan.prepare_bytes = sizeof(PrepareShared<PreparePolicy<Element, keys.value>>);
     plan.image_bytes = PreparePolicy<Element, keys.value>::kImage.bytes();
-    plan_chain<ChainPolicy<Element, keys.value>>(p, device, settings, plan);
+    plan.team_warps = settings.get("team_warps", choose_team_warps<Element, keys.value>(p, device));
+    if (plan.team_warps == 2 && !TwoWarps<Element, keys.value>::kExists) return;
+    with_team<Element, keys.value>(plan.team_warps, [&](auto chain) { plan_chain<decltype(chain)>(p, device, settings, plan); });
   });
 }
 
@@ -88,9 +112,11 @@ void Kernels<Element>::launch(const Launch& call, const Plan& plan, const Params
   with_keys(p, [&](auto keys) {
     using Prepare = PreparePolicy<Element, keys.value>;
     if (plan.most_chunks > 0) start<prepare<Prepare>>(plan.images(p), Prepare::kThreads, plan.prepare_bytes, call, params);
-    using Chain = ChainPolicy<Element, keys.value>;
-    const ChainShared<Chain> shared = {plan.teams, plan.stages};
-    start<chain<Chain>>(plan.chain_blocks(p), chain_threads(plan.teams), plan.chain_bytes, call, params, shared);
+    with_team<Element, keys.value>(plan.team_warps, [&](auto policy) {
+      using Chain = decltype(policy);
+      const ChainShared<Chain> shared = {plan.teams, plan.stages};
+      start<chain<Chain>>(plan.chain_blocks(p), chain_threads<Chain>(plan.teams), plan.chain_bytes, call, params, shared);
+    });
   });
 }
 

@@ -10,8 +10,7 @@
 
 namespace delta_attention::chunkwise {
 
-constexpr int kChunk = 32;      // tokens
-constexpr int kColumns = 16;    // value columns of a team of the chain's warps
+constexpr int kChunk = 32;  // tokens
 
 /// What q, k, v and out are made of says how many bf16 terms hold a number: as many as its own bits ask for, and with the range of f32.
 template <class Element>
@@ -36,7 +35,7 @@ struct Chunking {
   std::int64_t in_span;  // chunks
 
   DELTA_ATTENTION_HOST_DEVICE static Chunking of(const Problem& p) {
-    constexpr std::int64_t kEndless = std::int64_t{1} << 40;
+    constexpr std::int64_t kEndless = std::int64_t{1} << 30;  // no sequence is longer: see unsupported()
     const std::int64_t span = p.state_interval > 0 ? p.state_interval : kEndless;
     return {span, ceil_div(span, kChunk)};
   }
@@ -44,27 +43,38 @@ struct Chunking {
     if (in_span > tokens) return ceil_div(tokens, kChunk);
     return tokens / span * in_span + ceil_div(tokens % span, kChunk);
   }
+  /// How many of the chunks of a sequence of `tokens` tokens are full, its spans' last ones counted as such.
+  DELTA_ATTENTION_HOST_DEVICE std::int64_t full_chunks(std::int64_t tokens) const {
+    if (in_span > tokens) return tokens / kChunk;
+    return tokens / span * in_span + tokens % span / kChunk;
+  }
+
+  /// Packed sequences: the number of the first chunk of sequence n, which begins at token `begin` of all. Found without looking at the sequences
+  /// before: cut at any token, tokens make at most one chunk more than uncut, so each sequence gets one place more than it would need if its
+  /// chunks went on where the one before stopped. Numbers that are left over name no chunk.
+  DELTA_ATTENTION_HOST_DEVICE std::int64_t first_chunk(std::int64_t n, std::int64_t begin) const { return full_chunks(begin) + n; }
 };
 
 /// Goes through a sequence chunk by chunk.
 class ChunkCursor {
  public:
   /// Before chunk `chunk`.
-  __device__ ChunkCursor(const Chunking& chunking, const Sequence& sequence, std::int64_t chunk) : span_(chunking.span) {
+  __device__ ChunkCursor(const Chunking& chunking, const Sequence& sequence, std::int64_t chunk) {
     std::int64_t in_span = chunk * kChunk, before = in_span;
     if (chunk >= chunking.in_span) {
       in_span = chunk % chunking.in_span * kChunk;
-      before = chunk / chunking.in_span * span_ + in_span;
+      before = chunk / chunking.in_span * chunking.span + in_span;
     }
     begin_ = sequence.begin + before;
-    left_ = sequence.length - before;
-    left_of_span_ = span_ - in_span;
+    left_ = static_cast<int>(sequence.length - before);
+    span_ = static_cast<int>(chunking.span);
+    left_of_span_ = span_ - static_cast<int>(in_span);
   }
   /// The next chunk; no tokens past the end.
   __device__ __forceinline__ Tokens next() {
-    std::int64_t rows = left_of_span_ < kChunk ? left_of_span_ : kChunk;
+    int rows = left_of_span_ < kChunk ? left_of_span_ : kChunk;
     if (left_ < rows) rows = left_ > 0 ? left_ : 0;
-    const Tokens tokens = {begin_, static_cast<int>(rows)};
+    const Tokens tokens = {begin_, rows};
     begin_ += rows;
     left_ -= rows;
     left_of_span_ = rows == left_of_span_ ? span_ : left_of_span_ - rows;
@@ -72,7 +82,8 @@ class ChunkCursor {
   }
 
  private:
-  std::int64_t span_, begin_, left_, left_of_span_;
+  std::int64_t begin_;
+  int span_, left_, left_of_span_;
 };
 
 /// The factors of one chunk of one value head, as they lie in global and in shared memory. Matrices are sums of `terms` planes of bf16,
@@ -119,23 +130,17 @@ __device__ __forceinline__ void split(float low, float high, unsigned (&terms)[k
 
 struct Params {
   Problem problem;
-  unsigned char* factors = nullptr;            // [chunk][value head] images
-  std::int64_t chunks = 0;                     // of a sequence that is a batch row
-  int group = 1;                               // value heads of a head of k
-  const std::int64_t* first_chunks = nullptr;  // [N + 1] of packed sequences
-  const std::int64_t* first_states = nullptr;  // [N + 1] the same of their intermediate states
+  unsigned char* factors = nullptr;  // [chunk][value head] images
+  std::int64_t chunks = 0;           // of a sequence that is a batch row
+  int group = 1;                     // value heads of a head of k
   // Rows of q, k and gates can be read two channels at a time, those of v and out in pieces of 16 bytes.
   bool pairs_in_q = false, pairs_in_k = false, pairs_in_gate = false, pieces_in_v = false, pieces_in_out = false;
 };
 
-/// Number of chunks of sequence n, and where its images start.
-struct Chunks {
-  std::int64_t first, count;
-};
-__device__ __forceinline__ Chunks chunks_of(const Params& params, std::int64_t n) {
-  if (params.first_chunks == nullptr) return {n * params.chunks, params.chunks};
-  const std::int64_t first = params.first_chunks[n];
-  return {first, params.first_chunks[n + 1] - first};
+/// The number of the first chunk of sequence n.
+__device__ __forceinline__ std::int64_t first_chunk_of(const Params& params, std::int64_t n) {
+  const Problem& p = params.problem;
+  return p.cu_seqlens.present ? Chunking::of(p).first_chunk(n, p.sequence_offset(n)) : n * params.chunks;
 }
 
 }  // namespace delta_attention::chunkwise

@@ -2,15 +2,15 @@
 
 // The first launch of v5_chunkwise: everything of a chunk that needs no state. chunkwise.cu tells the story.
 //
-// A block takes one chunk (32 tokens) of one value head. A warp has 8 tokens, one block of rows, and 64 channels, a lane two of them; q, k and
-// the decays of its 16 elements stay in registers, q and k as they came. From a row block's first token on, decays are multiplied up, to
-// its last they are multiplied down, so that no logarithm loses bits and no exponential overflows:
-//     P_i  over the block's tokens up to i            R_j  over the block's tokens after j            D  over the whole block
+// A block takes one chunk (32 tokens) of one value head. A warp has 8 tokens and 64 channels, a lane two of them; q, k and the decays of its 16
+// elements stay in registers, q and k as they came. From the first token of a half of the chunk on, decays are multiplied up, to its last they are
+// multiplied down, so that no logarithm loses bits:
+//     P_i  over the half's tokens up to i            R_j  over the half's tokens after j
 // Scores <q_i, k_j> and <k_i, k_j> with the decay from j to i then are products of
-//     i, j in the same block       P_i q_i  and  k_j / P_j      (j <= i, so the quotient is a decay; see below)
-//     j in the block before        P_i q_i  and  k_j R_j
-//     j two or three blocks back   the same, with the D of the blocks between on either side
-// Only k_j / P_j grows. Where P falls below 2^-110 at some token, in any channel, the token's scores inside its block are summed up pair by
+//     i, j in the same half       P_i q_i  and  k_j / P_j      (j <= i, so the quotient is a decay; see below)
+//     j in the half before        P_i q_i  and  k_j R_j
+// P starts at 2^90, not at 1, so that it and its reciprocal share the range of f32, with room for the lower terms of small numbers. Where it falls
+// below 2^-90 at some token, in any channel (after 16 tokens of a gate of -7.8, say), the token's scores inside its half are summed up pair by
 // pair instead (sum_pairs), whatever the decays: down to 0, they are exact.
 //
 // X = (I + L)^-1 is made of the scores in f32, and folded into what the chain multiplies with R: A T and T^T (d k), T = X diag(beta). So what
@@ -27,9 +27,10 @@
 
 namespace delta_attention::chunkwise {
 
-constexpr int kRowBlock = 8, kRowBlocks = kChunk / kRowBlock;
-constexpr int kSlab = 64;                    // channels of a warp
-constexpr float kLeastQuotient = 0x1p-110f;  // of P
+constexpr int kRowBlock = 8, kRowBlocks = kChunk / kRowBlock;  // tokens of a warp
+constexpr int kHalf = kChunk / 2;
+constexpr int kSlab = 64;                                     // channels of a warp
+constexpr float kStart = 0x1p90f, kLeastQuotient = 0x1p-90f;  // of P
 
 template <class Element_, int kKeys_>
 struct PreparePolicy {
@@ -40,6 +41,7 @@ struct PreparePolicy {
   static constexpr int kWidth = kKeys < 128 ? kKeys : 128;  // channels whose copies are in shared memory at once
   static constexpr int kPasses = kKeys / kWidth;
   static constexpr int kBlocksAtOnce = kTerms == 1 && kKeys <= 128 ? 768 / kThreads : 1;  // a multiprocessor, by registers
+  static constexpr int kScoresAtOnce = kWarps < 12 ? 8 : 12;  // tiles, those of the keys (6) among them, in whole rounds of the warps
   static constexpr Image kImage = {kTerms, kKeys};
 };
 
@@ -61,7 +63,7 @@ struct ChunkPlace {
 template <class P>
 struct PrepareShared {
   float copies[(kEndKeys + P::kPasses * kChunk) * P::kWidth];
-  float block_decays[kRowBlocks][P::kKeys];        // D
+  float block_decays[kRowBlocks][P::kKeys];        // over each warp's tokens
   union {
     float scores[2][kChunk * kScorePitch];         // by Matrix: <k_i, k_j> and <q_i, k_j>
     float squares[P::kKeys / kSlab][2][kChunk];    // by Matrix: parts of |k|^2 and |q|^2; needed before there are scores
@@ -72,28 +74,33 @@ struct PrepareShared {
   ChunkPlace place;                                // for what is needed late and seldom
 };
 
+/// The sequence that has chunk number `chunk`, if any has: the last one whose first chunk's number is not greater. All lanes of a warp, which
+/// share out what sequences are left.
+__device__ __forceinline__ std::int64_t sequence_of(const Params& params, unsigned chunk) {
+  const unsigned lane = threadIdx.x % kWarpSize;
+  unsigned first = 0, left = static_cast<unsigned>(params.problem.sequences);
+  while (left > 1) {
+    const unsigned step = (left + kWarpSize - 1) / kWarpSize, n = lane * step;
+    const bool is_later = n < left && first_chunk_of(params, first + n) <= chunk;
+    const unsigned steps = __reduce_max_sync(kFullWarp, is_later ? n : 0);
+    first += steps;
+    left = left - steps < step ? left - steps : step;
+  }
+  return first;
+}
+
 /// (Blocks and heads are fewer than 2^31: 32-bit divisions are a quarter of the work of 64-bit ones.)
 __device__ __forceinline__ ChunkPlace chunk_place_of(const Params& params, unsigned block, int image_bytes) {
   const Problem& p = params.problem;
   const auto heads = static_cast<unsigned>(p.value_heads);
-  const unsigned chunk = block / heads, head = block % heads;
-  std::int64_t n = 0, first = 0;
-  if (params.first_chunks == nullptr) {
-    n = p.sequences == 1 ? 0 : chunk / static_cast<unsigned>(params.chunks);
-    first = n * params.chunks;
-  } else {
-    std::int64_t beyond = p.sequences;  // the last n with first_chunks[n] <= chunk
-    if (chunk >= params.first_chunks[p.sequences]) return {};
-    while (n + 1 < beyond) {
-      const std::int64_t middle = (n + beyond) / 2;
-      const bool later = params.first_chunks[middle] <= chunk;
-      n = later ? middle : n;
-      beyond = later ? beyond : middle;
-    }
-    first = params.first_chunks[n];
-  }
+  const unsigned number = block / heads, head = block % heads;
+  const bool packed = p.cu_seqlens.present;
+  const std::int64_t n = p.sequences == 1 ? 0 : packed ? sequence_of(params, number) : number / static_cast<unsigned>(params.chunks);
+  const std::int64_t chunk = number - first_chunk_of(params, n);
   const Sequence sequence = p.sequence(n);
-  const Tokens tokens = ChunkCursor(Chunking::of(p), sequence, chunk - first).next();
+  const Chunking chunking = Chunking::of(p);
+  if (packed && chunk >= chunking.chunks(sequence.length)) return {};
+  const Tokens tokens = ChunkCursor(chunking, sequence, chunk).next();
   const unsigned key_head = params.group == 1 ? head : head / static_cast<unsigned>(params.group);
   return {sequence.batch, head, key_head, tokens, params.factors + std::int64_t{block} * image_bytes, true};
 }
@@ -124,13 +131,16 @@ __device__ __forceinline__ void make_decays(const Problem& p, float exp_a_log, c
     return for_all([&](float g, float b) { return decay_factor(g, p.gate_space, exp_a_log, b, bound); });
   } else {
     switch (p.gate_space) {
-      case GateSpace::log: return for_all([](float g, float) { return short_exp(g); });
-      case GateSpace::log2: return for_all([](float g, float) { return short_exp(g * kLn2); });
+      case GateSpace::log: return for_all([](float g, float) { return short_exp2(kLog2E * g); });
+      case GateSpace::log2: return for_all([](float g, float) { return short_exp2(g); });
       case GateSpace::linear: return;
-      case GateSpace::softplus: return for_all([=](float g, float b) { return short_exp(-exp_a_log * short_softplus(g + b)); });
-      case GateSpace::lower_bound: {
+      case GateSpace::softplus: {
         const float slope = -kLog2E * exp_a_log;
-        return for_all([=](float g, float b) { return short_exp(bound * reciprocal_approx(1.0f + exp2_approx(slope * (g + b)))); });
+        return for_all([=](float g, float b) { return short_exp2(slope * short_softplus(g + b)); });
+      }
+      case GateSpace::lower_bound: {
+        const float slope = -kLog2E * exp_a_log, log2_bound = kLog2E * bound;
+        return for_all([=](float g, float b) { return short_exp2(log2_bound * reciprocal_approx(1.0f + exp2_approx(slope * (g + b)))); });
       }
     }
   }
@@ -278,24 +288,26 @@ __device__ __forceinline__ float row_factor(const Problem& p, const Share& share
   return factor;
 }
 
-/// What the decays of the other row blocks multiply to, for this lane's channels.
+/// What the decays of other row blocks multiply to, for this lane's channels: of its half's other one, if that comes before or after; of the
+/// other half, if that does.
 struct Around {
-  float before[2] = {1.0f, 1.0f}, after[2] = {1.0f, 1.0f};
-};
-template <class P>
-__device__ __forceinline__ Around around(const Share& share, const PrepareShared<P>& shared) {
-  Around a;
-#pragma unroll
-  for (int b = 0; b < kRowBlocks; ++b) {
-    const float2 d = *reinterpret_cast<const float2*>(&shared.block_decays[b][share.channel]);
-    const bool before = b < share.block, after = b > share.block;
-    a.before[0] *= before ? d.x : 1.0f;
-    a.before[1] *= before ? d.y : 1.0f;
-    a.after[0] *= after ? d.x : 1.0f;
-    a.after[1] *= after ? d.y : 1.0f;
+  float before[2], after[2], half_before[2], half_after[2];
+
+  template <class P>
+  __device__ __forceinline__ Around(const Share& share, const PrepareShared<P>& shared) {
+    const auto of_block = [&](int block) { return *reinterpret_cast<const float2*>(&shared.block_decays[block][share.channel]); };
+    const int in_other_half = (share.block ^ 2) & 2;
+    const float2 beside = of_block(share.block ^ 1), first = of_block(in_other_half), second = of_block(in_other_half + 1);
+    const auto set = [](float2 x, bool is_before, float(&b)[2], float(&a)[2]) {
+      b[0] = is_before ? x.x : 1.0f;
+      b[1] = is_before ? x.y : 1.0f;
+      a[0] = is_before ? 1.0f : x.x;
+      a[1] = is_before ? 1.0f : x.y;
+    };
+    set(beside, share.block % 2 == 1, before, after);
+    set(make_float2(first.x * second.x, first.y * second.y), share.block >= 2, half_before, half_after);
   }
-  return a;
-}
+};
 
 /// A pair of neighbouring elements, the first one `low`, as terms in planes of `plane` bytes.
 template <class P>
@@ -307,22 +319,21 @@ __device__ __forceinline__ void store_terms(float low, float high, int plane, un
 }
 
 /// Where this lane's elements go, in the image and among the copies: its channels of row 0; those of row i of the block differ from it by i
-/// rows, and by an exclusive or with i in the number of their 16-byte piece.
+/// rows, and by an exclusive or with i in the number of their 16-byte piece. (Images are aligned to 128 bytes, so that the pointer can be
+/// changed as the piece's number.)
 template <class P>
 struct Targets {
-  unsigned char* image;
-  unsigned char* copies;
-  int image_piece, copies_piece;  // bytes
+  static_assert(P::kImage.bytes() % 128 == 0 && P::kImage.wide() % 128 == 0);
+  std::uintptr_t image;
+  unsigned copies;  // in shared memory
 
   __device__ Targets(const Share& share, unsigned char* chunk_image, PrepareShared<P>& shared)
-      : image(chunk_image + share.first_row * P::kKeys * 2 + share.channel % 8 * 2),
-        copies(reinterpret_cast<unsigned char*>(shared.copies) + share.first_row * P::kWidth * 4 + share.channel % 4 * 4),
-        image_piece(share.channel / 8 * 16),
-        copies_piece(share.channel % P::kWidth / 4 * 16) {}
+      : image(reinterpret_cast<std::uintptr_t>(chunk_image + share.first_row * P::kKeys * 2 + share.channel / 8 * 16 + share.channel % 8 * 2)),
+        copies(shared_address(shared.copies) + share.first_row * P::kWidth * 4 + share.channel % P::kWidth * 4) {}
 
   /// A pair of channels of row i into a matrix of the image.
   __device__ __forceinline__ void store_factor(int matrix, int i, float low, float high) const {
-    store_terms<P>(low, high, P::kImage.wide(), image + (image_piece ^ (i * 16)) + matrix + i * P::kKeys * 2);
+    store_terms<P>(low, high, P::kImage.wide(), reinterpret_cast<unsigned char*>(image ^ (i * 16)) + matrix + i * P::kKeys * 2);
   }
   /// The same into a copy. (Where scores are products of single tf32 numbers, copies are rounded to that.)
   __device__ __forceinline__ void store_copy(int copy, int i, float low, float high) const {
@@ -330,13 +341,18 @@ struct Targets {
       low = round_for_tf32(low);
       high = round_for_tf32(high);
     }
-    *reinterpret_cast<float2*>(copies + (copies_piece ^ (i * 16)) + (copy + i) * P::kWidth * 4) = make_float2(low, high);
+    *shared_pointer<float2>((copies ^ (i * 16)) + (copy + i) * P::kWidth * 4) = make_float2(low, high);
   }
 };
 
+/// P before this warp's first token. Eight tokens' decay that is hardly a number any more is taken for 0.
+__device__ __forceinline__ float first_p(float before) { return before < 0x1p-120f ? 0.0f : kStart * before; }
+
 /// Whether some quotient of this warp's rows would be out of range.
-__device__ __forceinline__ bool any_beyond_quotients(const Rows& decays) {
-  float up[2] = {1.0f, 1.0f}, least = 1.0f;
+template <class P>
+__device__ __forceinline__ bool any_beyond_quotients(const Share& share, const PrepareShared<P>& shared, const Rows& decays) {
+  const Around around(share, shared);
+  float up[2] = {first_p(around.before[0]), first_p(around.before[1])}, least = kStart;
 #pragma unroll
   for (int i = 0; i < kRowBlock; ++i) {
 #pragma unroll
@@ -355,7 +371,7 @@ template <class P, bool kChecked>
 __device__ __forceinline__ unsigned store_elements(const Problem& p, const Share& share, const HeadRows<P>& raw_k, const HeadRows<P>& raw_q,
                                                    float factor, const Rows& decays, unsigned char* image,
                                                    PrepareShared<P>& shared) {
-  const Around a = around(share, shared);
+  const Around around(share, shared);
   const Targets<P> to(share, image, shared);
   const bool is_delta = p.update == Update::delta;
   const auto scaled = [&](const HeadRows<P>& raw, int which, int i, float (&x)[2]) {
@@ -365,7 +381,8 @@ __device__ __forceinline__ unsigned store_elements(const Problem& p, const Share
     x[1] = row.y * by;
   };
   unsigned beyond = 0;
-  float up[2] = {1.0f, 1.0f}, down[2] = {1.0f, 1.0f};
+  float up[2] = {first_p(around.before[0]), first_p(around.before[1])}, down[2] = {around.after[0], around.after[1]};
+  const float from_start[2] = {1.0f / kStart * around.half_before[0], 1.0f / kStart * around.half_before[1]};
 #pragma unroll
   for (int i = 0; i < kRowBlock; ++i) {
     float k[2], q[2], quotient[2];
@@ -385,10 +402,10 @@ __device__ __forceinline__ unsigned store_elements(const Problem& p, const Share
     }
     if (is_delta) {
       to.store_copy(kDecayedKeys, i, k[0], k[1]);
-      to.store_factor(P::kImage.predict(), i, -k[0] * a.before[0], -k[1] * a.before[1]);
+      to.store_factor(P::kImage.predict(), i, -k[0] * from_start[0], -k[1] * from_start[1]);
     }
     to.store_copy(kDecayedQueries, i, q[0], q[1]);
-    to.store_factor(P::kImage.read(), i, q[0] * a.before[0], q[1] * a.before[1]);
+    to.store_factor(P::kImage.read(), i, q[0] * from_start[0], q[1] * from_start[1]);
     to.store_copy(kQuotientKeys, i, quotient[0], quotient[1]);
   }
 #pragma unroll
@@ -403,37 +420,27 @@ __device__ __forceinline__ unsigned store_elements(const Problem& p, const Share
     to.store_copy(kEndKeys + share.channel / P::kWidth * kChunk, i, k[0], k[1]);
     if (!is_delta) {
       const float beta = shared.betas[share.first_row + i];
-      to.store_factor(P::kImage.accumulate(), i, k[0] * a.after[0] * beta, k[1] * a.after[1] * beta);
+      to.store_factor(P::kImage.accumulate(), i, k[0] * around.half_after[0] * beta, k[1] * around.half_after[1] * beta);
     }
   }
   if (share.block == 0) {
-    const float2 over_chunk = make_float2(down[0] * a.after[0], down[1] * a.after[1]);
+    const float2 over_chunk = make_float2(down[0] * around.half_after[0], down[1] * around.half_after[1]);
     reinterpret_cast<float2*>(image + P::kImage.decays())[share.channel / 2] = over_chunk;
   }
   return beyond;
 }
 
-/// One tile of scores: 16 rows by the 8 keys of one row block, as many of its rows as are used.
+/// One tile of scores: 16 rows by 8 keys.
 struct Tile {
-  int first_row;       // 0 or 16
-  int key_block;       // row block of the keys
-  bool quotients;      // of the keys, or end keys
-  bool upper, lower;   // which row block of the two is used
-  bool across;         // rows and keys meet at the chunk's middle: see multiply_tile
+  int first_row, first_key;
+  bool quotients;  // of the keys, or end keys
 };
 
-/// The eight tiles whose scores are not all hidden.
+/// The six tiles whose scores are not all hidden.
+constexpr int kTilesOfScores = 6;
 __device__ __forceinline__ Tile tile_of(int i) {
-  switch (i) {
-    case 0: return {0, 0, true, true, false, false};
-    case 1: return {0, 0, false, false, true, false};
-    case 2: return {0, 1, true, false, true, false};
-    case 3: return {16, 0, false, true, true, true};
-    case 4: return {16, 1, false, true, true, true};
-    case 5: return {16, 2, true, true, false, false};
-    case 6: return {16, 2, false, false, true, false};
-    default: return {16, 3, true, false, true, false};
-  }
+  if (i < 2) return {0, i * 8, true};
+  return {kHalf, (i - 2) * 8, i >= 4};
 }
 
 /// c += a b of f32 numbers: one tf32 product of operands that are rounded to that, or, in f32 precision, three of operands in two terms.
@@ -459,105 +466,78 @@ __device__ __forceinline__ void multiply_add_f32(const unsigned (&a)[4], const u
   }
 }
 
-/// A copy's number times a decay, rounded as copies are.
+/// Scores number [begin, end), six tiles of <k_i, k_j> and then of <q_i, k_j>, over the channels of pass `pass`, added to those of the passes
+/// before. `warp` of `warps` that share the work.
 template <class P>
-__device__ __forceinline__ unsigned decayed(unsigned x, float decay) {
-  if constexpr (P::kTerms > 1) return __float_as_uint(__uint_as_float(x) * decay);
-  return __float_as_uint(round_for_tf32(__uint_as_float(x & 0xffffe000u) * decay));  // without what rounding has left below
-}
-
-/// The tile's scores over the channels of pass `pass`. Across the chunk's middle (kAcross), the last row block's rows start a block earlier
-/// and the first block's keys end a block later than their copies do.
-template <class P, bool kAcross>
-__device__ __forceinline__ void multiply_tile(const Tile& tile, int queries, int pass, const PrepareShared<P>& shared, float (&scores)[4]) {
+__device__ __forceinline__ void multiply_scores(const Problem& p, int pass, int begin, int end, int warp, int warps, PrepareShared<P>& shared) {
   const int lane = threadIdx.x % kWarpSize;
   const auto* copies = reinterpret_cast<const uint4*>(shared.copies);
-  // Where the first channels are; those of later steps differ from it in bits that exclusive or changes, also in a swizzled row.
-  const int keys = tile.quotients ? static_cast<int>(kQuotientKeys) : kEndKeys + pass * kChunk;
-  const int a_row = queries + tile.first_row + lane % 16, b_row = keys + tile.key_block * kRowBlock + lane % 8;
-  const unsigned a_start = shared_address(copies + swizzled<P::kWidth / 4>(a_row, lane / 16));
-  const unsigned b_start = shared_address(copies + swizzled<P::kWidth / 4>(b_row, lane / 8));
-  const float* query_decays = &shared.block_decays[2][pass * P::kWidth + lane % 4];
-  const float* key_decays = &shared.block_decays[1][pass * P::kWidth + lane % 4];
-#pragma unroll
-  for (int c = 0; c < P::kWidth; c += 16) {
-    unsigned a[2][4], both_b[4];
-    load_matrices(a_start ^ (c * 4), a[0]);
-    load_matrices(a_start ^ (c * 4 + 32), a[1]);
-    load_matrices(b_start ^ (c * 4), both_b);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      unsigned b[2] = {both_b[half * 2], both_b[half * 2 + 1]};
-      if constexpr (kAcross) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int channel = c + half * 8 + i * 4;
-          a[half][i * 2 + 1] = decayed<P>(a[half][i * 2 + 1], query_decays[channel]);
-          if (tile.key_block == 0) b[i] = decayed<P>(b[i], key_decays[channel]);
-        }
-      }
-      multiply_add_f32<P>(a[half], b, scores);
-    }
-  }
-}
-
-/// The scores of all tiles over the channels of one pass, added to those of the passes before.
-template <class P>
-__device__ __forceinline__ void multiply_pass(const Problem& p, int pass, PrepareShared<P>& shared) {
-  const int lane = threadIdx.x % kWarpSize;
-  for (int job = threadIdx.x / kWarpSize; job < 16; job += P::kWarps) {
-    const Tile tile = tile_of(job % 8);
-    const int matrix = job / 8;
+  for (int job = begin + warp; job < end; job += warps) {
+    const int matrix = job / kTilesOfScores;
     if (matrix == kOfKeys && p.update == Update::additive) continue;
-    float sums[4] = {};
+    const Tile tile = tile_of(job % kTilesOfScores);
+    // Where the first channels are; those of later steps differ from it in bits that exclusive or changes, also in a swizzled row.
     const int queries = matrix == kOfKeys ? kDecayedKeys : kDecayedQueries;
-    if (tile.across) {
-      multiply_tile<P, true>(tile, queries, pass, shared, sums);
-    } else {
-      multiply_tile<P, false>(tile, queries, pass, shared, sums);
+    const int keys = tile.quotients ? static_cast<int>(kQuotientKeys) : kEndKeys + pass * kChunk;
+    const unsigned a_start = shared_address(copies + swizzled<P::kWidth / 4>(queries + tile.first_row + lane % 16, lane / 16));
+    const unsigned b_start = shared_address(copies + swizzled<P::kWidth / 4>(keys + tile.first_key + lane % 8, lane / 8));
+    float sums[4] = {};
+#pragma unroll
+    for (int c = 0; c < P::kWidth; c += 16) {
+      unsigned a[2][4], b[4];
+      load_matrices(a_start ^ (c * 4), a[0]);
+      load_matrices(a_start ^ (c * 4 + 32), a[1]);
+      load_matrices(b_start ^ (c * 4), b);
+      multiply_add_f32<P>(a[0], {b[0], b[1]}, sums);
+      multiply_add_f32<P>(a[1], {b[2], b[3]}, sums);
     }
+    const float unit = tile.quotients ? 1.0f : 1.0f / kStart;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (!(half == 0 ? tile.upper : tile.lower)) continue;
-      const int row = tile.first_row + half * 8 + lane / 4, column = tile.key_block * kRowBlock + lane % 4 * 2;
-      float* to = &shared.scores[matrix][row * kScorePitch + column];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) to[e] = pass == 0 ? sums[half * 2 + e] : to[e] + sums[half * 2 + e];
+      const int row = tile.first_row + half * 8 + lane / 4, column = tile.first_key + lane % 4 * 2;
+      float2* to = reinterpret_cast<float2*>(&shared.scores[matrix][row * kScorePitch + column]);
+      const float2 before = pass == 0 ? make_float2(0.0f, 0.0f) : *to;
+      *to = make_float2(fmaf(sums[half * 2], unit, before.x), fmaf(sums[half * 2 + 1], unit, before.y));
     }
   }
 }
 
-/// Scores of row `row` with the keys of its own row block, pair by pair: right for any decay. One warp.
+/// Scores of row `row` with the keys of its own half, pair by pair: right for any decay. One warp.
 template <class P>
 __device__ __forceinline__ void sum_pairs(const Params& params, Matrix matrix, int row, PrepareShared<P>& shared) {
   const Problem& p = params.problem;
   const ChunkPlace& place = shared.place;
   if (row >= place.tokens.rows) return;
-  const int lane = threadIdx.x % kWarpSize, first = row / kRowBlock * kRowBlock;
+  const int lane = threadIdx.x % kWarpSize, first = row / kHalf * kHalf;
   const DecayReader reader(p, place.value_head);
   const std::int64_t token = place.tokens.begin + row;
   const auto element = [&](const InputOperand& x, int back, std::int64_t channel) {
     return x.load(x.offset(place.batch, token - back, place.key_head, channel));
   };
-  float sums[kRowBlock] = {};  // by tokens back
-  for (std::int64_t channel = lane; channel < p.key_dim; channel += kWarpSize) {
-    float own = element(matrix == kOfKeys ? p.k : p.q, 0, channel) * shared.factors[matrix][row];
-#pragma unroll
-    for (int back = 0; back < kRowBlock; ++back) {
-      if (row - back < first) break;
-      sums[back] += own * element(p.k, back, channel) * shared.factors[kOfKeys][row - back];
+#pragma unroll 1
+  for (int nearest = 0; nearest <= row - first; nearest += kRowBlock) {  // tokens back; some keys at a time, for the registers' sake
+    float sums[kRowBlock] = {};
+    for (std::int64_t channel = lane; channel < p.key_dim; channel += kWarpSize) {
       const std::int64_t gate_channel = p.gate == Gate::channel ? channel : 0;
-      own *= reader.decay(reader.load(place.batch, token - back, gate_channel), gate_channel);
+      const auto decay = [&](int back) { return reader.decay(reader.load(place.batch, token - back, gate_channel), gate_channel); };
+      float own = element(matrix == kOfKeys ? p.k : p.q, 0, channel) * shared.factors[matrix][row];
+      for (int back = 0; back < nearest; ++back) own *= decay(back);
+#pragma unroll
+      for (int i = 0; i < kRowBlock; ++i) {
+        const int back = nearest + i;
+        if (row - back < first) break;
+        sums[i] += own * element(p.k, back, channel) * shared.factors[kOfKeys][row - back];
+        own *= decay(back);
+      }
+    }
+    warp_sums(sums);
+#pragma unroll
+    for (int i = 0; i < kRowBlock; ++i) {
+      const int column = row - nearest - i;
+      if (lane == 0 && column >= first) shared.scores[matrix][row * kScorePitch + column] = sums[i];
     }
   }
-  warp_sums(sums);
-#pragma unroll
-  for (int back = 0; back < kRowBlock; ++back) {
-    if (lane == 0 && row - back >= first) shared.scores[matrix][row * kScorePitch + row - back] = sums[back];
-  }
 }
-
-constexpr int kHalf = kChunk / 2;
 
 /// L_ij = beta_i <k_i, k_j>, j < i, of which shared.scores[kOfKeys] holds the scores; (I + L)^-1 takes their place, block by block.
 ///
@@ -618,7 +598,7 @@ __device__ __forceinline__ unsigned operand(float x) {
 }
 
 /// T^T (d k) into the image: row i is beta_i times the sum over j >= i of X_ji and token j's key at the chunk's end. A warp makes 16 channels of
-/// all tokens, row block after row block of j, the sums of those before decayed by each.
+/// all tokens, the sums over the first half's j decayed over the second half.
 template <class P>
 __device__ __forceinline__ void fold_keys(unsigned char* image, const PrepareShared<P>& shared) {
   static_assert(P::kWarps * 16 == P::kKeys);
@@ -632,20 +612,30 @@ __device__ __forceinline__ void fold_keys(unsigned char* image, const PrepareSha
 #pragma unroll
   for (int block = 0; block < kRowBlocks; ++block) {
     const int j = block * kRowBlock + t;
+    unsigned b[2][2];
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+      b[tile][0] = key(j, tile);
+      b[tile][1] = key(j + 4, tile);
+    }
+    if (block == kRowBlocks / 2) {
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        const auto decay_of = [&](int of) {
+          return *reinterpret_cast<const float2*>(&shared.block_decays[of][first_channel + tile * 8 + t * 2]);
+        };
+        const float2 third = decay_of(2), fourth = decay_of(3);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[0][tile][e] *= e % 2 == 0 ? third.x * fourth.x : third.y * fourth.y;
+      }
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (block < half * 2) continue;
       const float* x = &shared.scores[kOfKeys][j * kScorePitch + half * kHalf + g];
       const unsigned a[4] = {operand<P>(x[0]), operand<P>(x[8]), operand<P>(x[4 * kScorePitch]), operand<P>(x[4 * kScorePitch + 8])};
 #pragma unroll
-      for (int tile = 0; tile < 2; ++tile) {
-        const float2 decay = *reinterpret_cast<const float2*>(&shared.block_decays[block][first_channel + tile * 8 + t * 2]);
-        float(&sum)[4] = sums[half][tile];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum[e] *= e % 2 == 0 ? decay.x : decay.y;
-        const unsigned b[2] = {key(j, tile), key(j + 4, tile)};
-        multiply_add_f32<P>(a, b, sum);
-      }
+      for (int tile = 0; tile < 2; ++tile) multiply_add_f32<P>(a, b[tile], sums[half][tile]);
     }
   }
 #pragma unroll
@@ -741,11 +731,13 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, unsigned blo
   __syncthreads();
 
   const float factor = row_factor(p, share, shared);
+  const bool is_delta = p.update == Update::delta;
+  constexpr int kScores = 2 * kTilesOfScores;
 #pragma unroll
   for (int pass = 0; pass < P::kPasses; ++pass) {
     if (pass > 0) __syncthreads();  // the products of the pass before have read their copies
     if (share.channel / P::kWidth == pass) {
-      if (any_beyond_quotients(decays)) {
+      if (any_beyond_quotients(share, shared, decays)) {
         const unsigned beyond = store_elements<P, true>(p, share, k, q, factor, decays, place.image, shared);
         const unsigned of_warp = __reduce_or_sync(kFullWarp, beyond);
         if (share.lane == 0) atomicOr(&shared.beyond_quotients, of_warp);
@@ -754,21 +746,30 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, unsigned blo
       }
     }
     __syncthreads();
-    multiply_pass(p, pass, shared);
+    multiply_scores(p, pass, 0, pass + 1 < P::kPasses ? kScores : P::kScoresAtOnce, share.warp, P::kWarps, shared);
   }
   __syncthreads();
-  if (const unsigned rows = shared.beyond_quotients; rows != 0) {
+  const unsigned beyond = shared.beyond_quotients;
+  if (beyond != 0) {
+    multiply_scores(p, P::kPasses - 1, P::kScoresAtOnce, kScores, share.warp, P::kWarps, shared);
+    __syncthreads();
+#pragma unroll 1
     for (int i = share.warp; i < 2 * kChunk; i += P::kWarps) {
-      if (rows >> i / 2 & 1) sum_pairs(params, i % 2 == 0 ? kOfKeys : kOfQueries, i / 2, shared);
+      if (beyond >> i / 2 & 1) sum_pairs(params, i % 2 == 0 ? kOfKeys : kOfQueries, i / 2, shared);
     }
     __syncthreads();
   }
-  if (p.update == Update::additive) return store_scores<P>(place.image, shared);
-  if (share.warp == 0) invert_diagonal(shared);
+  // The last warp inverts while the others make what scores are left.
+  if (share.warp == P::kWarps - 1) {
+    if (is_delta) invert_diagonal(shared);
+  } else if (beyond == 0) {
+    multiply_scores(p, P::kPasses - 1, P::kScoresAtOnce, kScores, share.warp, P::kWarps - 1, shared);
+  }
   __syncthreads();
+  if (!is_delta) return store_scores<P>(shared.place.image, shared);
   merge_inverses(shared);
-  fold_keys<P>(place.image, shared);
-  fold_scores<P>(place.image, shared);
+  fold_keys<P>(shared.place.image, shared);
+  fold_scores<P>(shared.place.image, shared);
 }
 
 }  // namespace delta_attention::chunkwise

@@ -32,9 +32,20 @@ __device__ __forceinline__ void publish_arrivals() {
 /// One arrival: what this thread has written and read before is done with.
 __device__ __forceinline__ void arrive_at(Arrivals& arrivals) { static_cast<void>(__mbarrier_arrive(&arrivals)); }
 
-/// One arrival, of this thread and of all copies of 4 to 16 bytes that it has started.
-__device__ __forceinline__ void arrive_with_copies(Arrivals& arrivals) {
+/// One arrival, when all copies of 4 to 16 bytes that this thread has started are there; it has written nothing else.
+__device__ __forceinline__ void arrive_when_copied(Arrivals& arrivals) {
+#if defined(__CUDACC__)
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(&arrivals)) : "memory");
+#else
   __pipeline_arrive_on(&arrivals);
+  arrive_at(arrivals);
+#endif
+}
+
+/// One arrival, once they are there.
+__device__ __forceinline__ void arrive_with_copies(Arrivals& arrivals) {
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
   arrive_at(arrivals);
 }
 

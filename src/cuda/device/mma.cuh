@@ -52,6 +52,21 @@ __device__ __forceinline__ void load_matrices_transposed(unsigned address, unsig
                : "r"(address));
 }
 
+/// The other way, each transposed. Before sm_90 the lanes tell each other their rows, and store single elements.
+__device__ __forceinline__ void store_matrices_transposed(unsigned address, const unsigned (&x)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+#else
+  const unsigned lane = threadIdx.x % 32;
+#pragma unroll
+  for (unsigned i = 0; i < 8; ++i) {
+    const unsigned row = __shfl_sync(0xffffffffu, address, i / 2 * 8 + lane % 4 * 2 + i % 2);
+    *shared_pointer<unsigned short>(row + lane / 4 * 2) = static_cast<unsigned short>(x[i / 2] >> i % 2 * 16);
+  }
+#endif
+}
+
 /// c += a b
 template <class Element>
 __device__ __forceinline__ void multiply_add(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]);

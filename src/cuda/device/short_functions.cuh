@@ -9,12 +9,11 @@
 
 namespace delta_attention {
 
-/// e^g for g <= 0, say. Slow decays are applied thousands of times: near 1, their series.
-__device__ __forceinline__ float short_exp(float g) {
-  float series = fmaf(g, 1.0f / 24.0f, 1.0f / 6.0f);
-  series = fmaf(series, g, 0.5f);
-  series = fmaf(series, g, 1.0f);
-  return fabsf(g) < 0.0625f ? fmaf(series, g, 1.0f) : exp2_approx(kLog2E * g);
+/// 2^x for x <= 0, say. Slow decays are applied thousands of times: near 1, their series.
+__device__ __forceinline__ float short_exp2(float x) {
+  constexpr float kLn2 = 0.6931471805599453f;
+  const float series = fmaf(fmaf(x, 0.5f * kLn2 * kLn2, kLn2), x, 1.0f);  // what is left out: below 2^-26
+  return fabsf(x) < 0x1p-8f ? series : exp2_approx(x);
 }
 
 /// log(1 + e^x). Where e^x is small, its series: the logarithm of a number near 1 has lost the digits.

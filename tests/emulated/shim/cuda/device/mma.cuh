@@ -79,6 +79,16 @@ inline void load_matrices_transposed(unsigned address, unsigned (&x)[4]) {
   }
 }
 
+inline void store_matrices_transposed(unsigned address, const unsigned (&x)[4]) {
+  const int lane = detail::lane(), row = lane % 4 * 2, column = lane / 4;
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = address; });
+  for (int m = 0; m < 4; ++m) {
+    for (int e = 0; e < 2; ++e) {
+      const_cast<std::uint16_t*>(detail::matrix_row(board, m, row + e))[column] = static_cast<std::uint16_t>(x[m] >> e * 16);
+    }
+  }
+}
+
 template <class Element>
 void multiply_add(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]) {
   const int lane = detail::lane();

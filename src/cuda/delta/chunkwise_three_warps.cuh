@@ -1,0 +1,213 @@
+#pragma once
+
+// Teams of three warps for 16 value columns, where chains are few.
+//     two state warps, each with half of the channels of S^T
+//                        R^T = V^T - S^T (b k)^T, each one's part of it to the others (additive: R = V)
+//                        S^T = S^T diag(D) + R^T (T^T d k)
+//     a reading warp     O^T = S^T (b q)^T + R^T (A T)^T, out
+// S, as the operand that it is for both products, and the parts of R go through shared memory, of two chunks: the state warps are ahead.
+
+#include "cuda/delta/chunkwise_chain.cuh"
+
+namespace delta_attention::chunkwise {
+
+/// What the warps of a team let each other know, once a chunk each.
+enum Handover {
+  kParts,  // both state warps: the state before the chunk and the parts of R^T are there
+  kRead,   // the reading warp: it has read both
+  kHandovers
+};
+
+template <class Element, int kKeys>
+struct ThreeWarps : ChainPolicy<Element, kKeys, 3, 1> {
+  using Base = ChainPolicy<Element, kKeys, 3, 1>;
+  static constexpr bool kHasLoader = true;
+  static constexpr int kLeastStages = 1;
+  static constexpr int kHalfSteps = Base::kSteps / 2;                  // of a state warp
+  static constexpr bool kFetchesAhead = Base::kTerms * kKeys <= 384;   // there are registers for operands of the next step,
+  static constexpr bool kKeepsOperand = kFetchesAhead;                 // for the state as an operand,
+  static constexpr bool kFetchesKeysAhead = false;                     // but for keys of the first step only
+  static constexpr bool kIsSmall = Base::kTerms == 1 && kKeys <= 128;  // so that 128 registers do
+  static constexpr int kMostTeams = kIsSmall ? 4 : 2;                  // a block, by registers
+  static constexpr int kMostThreads = kIsSmall ? 512 : 256;            // what the compiler gives registers for
+
+  static constexpr int state_bytes() { return Base::kSteps * Base::kTerms * kWarpSize * 16; }
+  static constexpr int part_bytes() { return kTiles * kWarpSize * 16; }
+  static constexpr int outputs_offset() { return 2 * (state_bytes() + 2 * part_bytes()); }
+  static constexpr int handovers_offset() { return outputs_offset() + StagedOutputs<Element>::kBytes; }
+  static constexpr int team_bytes() { return handovers_offset() + kHandovers * static_cast<int>(sizeof(Arrivals)); }
+};
+
+enum Role { kFirstState, kSecondState, kReading };
+
+/// The first channel, counted in 16s, of a state warp.
+template <class P>
+__device__ __forceinline__ int first_step(const ChainPlace& place) {
+  return place.role == kFirstState ? 0 : P::kHalfSteps;
+}
+
+/// Where a team's warps leave things for each other.
+template <class P>
+struct Exchange {
+  unsigned char* own;   // this lane's part of what lies [...][lane], 16 bytes each
+  uint4* outputs;       // on their way out
+  Arrivals* handovers;  // by Handover
+  int round = 0;        // the chunk's number, its last bit
+
+  __device__ Exchange(unsigned char* memory, int team) {
+    const unsigned start = shared_address(memory) + team * P::team_bytes();
+    own = shared_pointer<unsigned char>(kept(start + threadIdx.x % kWarpSize * 16));
+    outputs = shared_pointer<uint4>(start + P::outputs_offset());
+    handovers = shared_pointer<Arrivals>(kept(start + P::handovers_offset()));
+  }
+
+  /// Before any warp uses them. One thread.
+  __device__ __forceinline__ void prepare() const {
+    prepare_arrivals(handovers[kParts], 2 * kWarpSize);
+    prepare_arrivals(handovers[kRead], kWarpSize);
+  }
+
+  /// Of S^T before the chunk, channels [16 step, 16 step + 16).
+  __device__ __forceinline__ uint4* state_at(int step) const {
+    return reinterpret_cast<uint4*>(own + round * P::state_bytes()) + step * P::kTerms * kWarpSize;
+  }
+  /// A state warp's part of R^T.
+  __device__ __forceinline__ float4* part_of_r(int state_warp) const {
+    return reinterpret_cast<float4*>(own + 2 * P::state_bytes() + (round * 2 + state_warp) * P::part_bytes());
+  }
+
+  __device__ __forceinline__ void arrive(Handover handover) const { arrive_at(handovers[handover]); }
+  __device__ __forceinline__ void await(Handover handover) const { wait_for_arrivals(handovers[handover], round); }
+  __device__ __forceinline__ void await_round_before(Handover handover) const { wait_for_arrivals(handovers[handover], round ^ 1); }
+};
+
+/// A state warp's half of S^T as a left operand.
+template <class P>
+using StateFragments = Fragment<P>[P::kHalfSteps];
+
+/// The state as an operand, for this warp and, in the exchange, for the reading warp.
+template <class P>
+__device__ __forceinline__ void put_state(const ChainPlace& place, const StateSums<P::kHalfSteps>& state, const Exchange<P>& exchange,
+                                          StateFragments<P>& packed) {
+  const int first = first_step<P>(place);
+#pragma unroll
+  for (int step = 0; step < P::kHalfSteps; ++step) {
+    pack_fragment<P>(state[step * 2], state[step * 2 + 1], packed[step]);
+    put_fragment<P>(packed[step], exchange.state_at(first + step));
+  }
+}
+
+/// A state warp's part of a chunk. R^T comes to the same in both. Of V, with the delta update, each brings half of the tokens.
+template <class P>
+__device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& place, const Ring<P>& ring, const LaneRows<P>& lane_rows,
+                                           const Exchange<P>& exchange, const StateFragments<P>& packed_state,
+                                           StateSums<P::kHalfSteps> (&state)[1]) {
+  const int which = place.role == kFirstState ? 0 : 1, first = first_step<P>(place);
+  const bool is_delta = p.update == Update::delta;
+  const unsigned char* stage = ring.next();
+  BandSums<P> r = {};
+  KeyOperands<P> keys[2];
+#pragma unroll
+  for (int half = 0; half < kChunk / 16; ++half) {
+    if (!is_delta || half == which) load_values<P>(stage, ring.shared.value_pitch(), place.team * P::kColumns, lane_rows, half, r[0]);
+  }
+  ring.await_empty();
+  exchange.await_round_before(kRead);  // what follows is written where the chunk before the last one left it
+  if (is_delta) {
+    const auto get = [&](int step, BandFragments<P>& fragments) {
+      if constexpr (P::kKeepsOperand) {
+        copy<P>(packed_state[step], fragments[0]);
+      } else {
+        get_fragment<P>(exchange.state_at(first + step), fragments[0]);
+      }
+    };
+    multiply_state<P, P::kHalfSteps>(get, shared_address(stage) + P::kImage.predict() + lane_rows.wide, r);
+    put_sums(r[0], exchange.part_of_r(which));
+  }
+  exchange.arrive(kParts);
+  if constexpr (P::kFetchesAhead) load_keys<P>(stage, lane_rows, 0, keys[0]);
+  exchange.await(kParts);
+  if (is_delta) add_sums(exchange.part_of_r(1 - which), r[0]);
+  TokenFragments<P> residuals[1];
+  pack_tokens<P>(r[0], residuals[0]);
+  chunkwise::advance<P, P::kHalfSteps>(residuals, stage, lane_rows, first, keys, state);
+}
+
+/// A reading warp.
+template <class P>
+__device__ __forceinline__ void run_reading(const Params& params, const ChainPlace& place, Ring<P> ring, Exchange<P> exchange) {
+  const bool is_delta = params.problem.update == Update::delta;
+  const LaneRows<P> lane_rows(0, place.team * P::kColumns, ring.shared.value_pitch());
+  ChunkCursor cursor(Chunking::of(params.problem), place.tokens, 0);
+  Outputs<typename P::Element> outputs(params.problem, place, place.first_column + place.team * P::kColumns, exchange.outputs);
+  const auto get = [&](int step, BandFragments<P>& fragments) { get_fragment<P>(exchange.state_at(step), fragments[0]); };
+#pragma unroll 1
+  for (int left = place.chunks; left > 0; --left) {
+    const unsigned char* stage = ring.next();
+    BandSums<P> from_state = {};
+    TokenSums r = {}, out;
+    ring.await_empty();
+    exchange.await_round_before(kRead);
+    exchange.await(kParts);
+    multiply_state<P, P::kSteps>(get, shared_address(stage) + P::kImage.read() + lane_rows.wide, from_state);
+    if (is_delta) {
+      add_sums(exchange.part_of_r(0), r);
+      add_sums(exchange.part_of_r(1), r);
+    } else {
+#pragma unroll
+      for (int half = 0; half < kChunk / 16; ++half) {
+        load_values<P>(stage, ring.shared.value_pitch(), place.team * P::kColumns, lane_rows, half, r);
+      }
+    }
+    exchange.arrive(kRead);
+    TokenFragments<P> residuals;
+    pack_tokens<P>(r, residuals);
+    add_residuals<P>(shared_address(stage) + P::kImage.attend() + lane_rows.square, residuals, from_state[0], out);
+    ring.let_go();
+    exchange.round ^= 1;
+    outputs.store(params, cursor.next().rows, out);
+  }
+}
+
+/// A state warp.
+template <class P>
+__device__ __forceinline__ void run_state(const Params& params, const ChainPlace& place, Ring<P> ring, Exchange<P> exchange) {
+  const Problem& p = params.problem;
+  const int first = first_step<P>(place);
+  const LaneRows<P> lane_rows(first, place.team * P::kColumns, ring.shared.value_pitch());
+  const std::int64_t columns[1] = {place.first_column + place.team * P::kColumns};
+  StateSums<P::kHalfSteps> state[1] = {};
+  StateFragments<P> packed;
+  if (p.initial_state.present) load_state<P, P::kHalfSteps>(p, place, first, columns, state);
+  if (place.chunks > 0) put_state<P>(place, state[0], exchange, packed);
+  IntermediateStates intermediate(p, place);
+#pragma unroll 1
+  for (int left = place.chunks; left > 0; --left) {
+    step_state<P>(p, place, ring, lane_rows, exchange, packed, state);
+    ring.let_go();
+    exchange.round ^= 1;
+    if (left > 1) put_state<P>(place, state[0], exchange, packed);
+    if (intermediate.is_next()) store_state<P, P::kHalfSteps>(p, place, first, columns, p.intermediate_states, intermediate.next++, state);
+  }
+  if (p.final_state.present) store_state<P, P::kHalfSteps>(p, place, first, columns, p.final_state, place.sequence, state);
+}
+
+/// One block's work. `memory`: shared.bytes() of shared memory.
+template <class P, std::enable_if_t<P::kTeamWarps == 3, int> = 0>
+__device__ __forceinline__ void run_chain(const Params& params, std::int64_t block, const ChainShared<P>& shared, unsigned char* memory) {
+  const ChainPlace place = chain_place_of<P>(params, block, shared.teams);
+  const Exchange<P> exchange(memory + shared.stages * shared.stage_bytes(), place.team);
+  const Ring<P> ring(shared, memory);
+  if (threadIdx.x == 0) ring.prepare();
+  if (place.role == kReading && threadIdx.x % kWarpSize == 0) exchange.prepare();
+  publish_arrivals();
+  __syncthreads();
+  switch (place.role) {
+    case kFirstState:
+    case kSecondState: return run_state<P>(params, place, ring, exchange);
+    case kReading: return run_reading<P>(params, place, ring, exchange);
+    default: return run_loading<P>(params, place, ring);
+  }
+}
+
+}  // namespace delta_attention::chunkwise
