@@ -164,11 +164,12 @@ __device__ __forceinline__ void multiply_triangle(const TokenFragments<P>& a, un
   }
 }
 
-/// Sums of a band for another warp, this lane's, and what it left added.
+/// Leaves a band's sums for another warp; `to` is this lane's place.
 __device__ __forceinline__ void put_sums(const TokenSums& x, float4* to) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) to[n * kWarpSize] = make_float4(x[n][0], x[n][1], x[n][2], x[n][3]);
 }
+/// Adds what a warp has left.
 __device__ __forceinline__ void add_sums(const float4* from, TokenSums& x) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {

@@ -5,7 +5,8 @@
 //                        R^T = V^T - S^T (b k)^T, each one's part of it to the others (additive: R = V)
 //                        S^T = S^T diag(D) + R^T (T^T d k)
 //     a reading warp     O^T = S^T (b q)^T + R^T (A T)^T, out
-// S, as the operand that it is for both products, and the parts of R go through shared memory, of two chunks: the state warps are ahead.
+// S, as the operand that it is for both products, and the parts of R go through shared memory. There are two places for the parts and, where they
+// are small, for S, so that the state warps can be a chunk ahead.
 
 #include "cuda/delta/chunkwise_chain.cuh"
 
@@ -31,9 +32,12 @@ struct ThreeWarps : ChainPolicy<Element, kKeys, 3, 1> {
   static constexpr int kMostTeams = kIsSmall ? 4 : 2;                  // a block, by registers
   static constexpr int kMostThreads = kIsSmall ? 512 : 256;            // what the compiler gives registers for
 
+  static constexpr int kStates = Base::kTerms * kKeys < 256 ? 2 : 1;   // places for S; where they are large, a second team is worth more
+
   static constexpr int state_bytes() { return Base::kSteps * Base::kTerms * kWarpSize * 16; }
   static constexpr int part_bytes() { return kTiles * kWarpSize * 16; }
-  static constexpr int outputs_offset() { return 2 * (state_bytes() + 2 * part_bytes()); }
+  static constexpr int parts_offset() { return kStates * state_bytes(); }
+  static constexpr int outputs_offset() { return parts_offset() + 4 * part_bytes(); }
   static constexpr int handovers_offset() { return outputs_offset() + StagedOutputs<Element>::kBytes; }
   static constexpr int team_bytes() { return handovers_offset() + kHandovers * static_cast<int>(sizeof(Arrivals)); }
 };
@@ -69,11 +73,11 @@ struct Exchange {
 
   /// Of S^T before the chunk, channels [16 step, 16 step + 16).
   __device__ __forceinline__ uint4* state_at(int step) const {
-    return reinterpret_cast<uint4*>(own + round * P::state_bytes()) + step * P::kTerms * kWarpSize;
+    return reinterpret_cast<uint4*>(own + round % P::kStates * P::state_bytes()) + step * P::kTerms * kWarpSize;
   }
   /// A state warp's part of R^T.
   __device__ __forceinline__ float4* part_of_r(int state_warp) const {
-    return reinterpret_cast<float4*>(own + 2 * P::state_bytes() + (round * 2 + state_warp) * P::part_bytes());
+    return reinterpret_cast<float4*>(own + P::parts_offset() + (round * 2 + state_warp) * P::part_bytes());
   }
 
   __device__ __forceinline__ void arrive(Handover handover) const { arrive_at(handovers[handover]); }
@@ -112,7 +116,7 @@ __device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& p
     if (!is_delta || half == which) load_values<P>(stage, ring.shared.value_pitch(), place.team * P::kColumns, lane_rows, half, r[0]);
   }
   ring.await_empty();
-  exchange.await_round_before(kRead);  // what follows is written where the chunk before the last one left it
+  exchange.await_round_before(kRead);  // of the places that are written next, what the chunk before the last one left
   if (is_delta) {
     const auto get = [&](int step, BandFragments<P>& fragments) {
       if constexpr (P::kKeepsOperand) {
@@ -185,6 +189,7 @@ __device__ __forceinline__ void run_state(const Params& params, const ChainPlace
   for (int left = place.chunks; left > 0; --left) {
     step_state<P>(p, place, ring, lane_rows, exchange, packed, state);
     ring.let_go();
+    if (P::kStates == 1) exchange.await(kRead);
     exchange.round ^= 1;
     if (left > 1) put_state<P>(place, state[0], exchange, packed);
     if (intermediate.is_next()) store_state<P, P::kHalfSteps>(p, place, first, columns, p.intermediate_states, intermediate.next++, state);
