@@ -43,7 +43,6 @@
 #include "cuda/delta/chunkwise_launch.cuh"
 #include "cuda/delta/chunkwise_layout.cuh"
 #include "cuda/device/rows.cuh"
-#include "cuda/device/workspace.h"
 
 namespace delta_attention {
 
