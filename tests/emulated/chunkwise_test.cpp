@@ -182,5 +182,36 @@ TEST(EmulatedChunking, PackedSequencesHaveRoom) {
   }
 }
 
+// Every chunk lies in its sequence, also where offsets in device memory are wrong.
+TEST(EmulatedChunking, ChunksLieInTheirSequences) {
+  Random random = random_for("EmulatedChunking");
+  for (const std::vector<Index>& offsets : {std::vector<Index>{0, 10, 24}, {17, 10, 24}, {20, 22, 24}, {0, 24, 5}}) {
+    for (Index interval : {0, 1}) {
+      Case c;
+      c.recurrence = delta_net();
+      c.cu_seqlens = {0, 10, 24};
+      c.tokens = 24;
+      c.state_interval = interval;
+      const Inputs inputs = make_inputs(c, random);
+      Call call(inputs, cpu());
+      Params params;
+      params.problem = check(call.args);
+      const std::vector<std::int64_t> wrong(offsets.begin(), offsets.end());
+      params.problem.cu_seqlens.data = wrong.data();
+      params.problem.cu_seqlens.dtype = DType::i64;
+      const Chunking chunking = Chunking::of(params.problem);
+      for (std::int64_t number = 0; number < chunking.first_chunk(2, c.tokens); ++number) {
+        run_block(kWarpSize, [&] {
+          const ChunkPlace place = chunk_place_of(params, static_cast<unsigned>(number * params.problem.value_heads), 0);
+          if (!place.exists || threadIdx.x != 0) return;
+          EXPECT_GE(place.tokens.begin, 0);
+          EXPECT_GT(place.tokens.rows, 0);
+          EXPECT_LE(place.tokens.begin + place.tokens.rows, c.tokens);
+        });
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace delta_attention::test

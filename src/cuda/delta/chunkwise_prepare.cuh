@@ -99,7 +99,7 @@ __device__ __forceinline__ ChunkPlace chunk_place_of(const Params& params, unsig
   const std::int64_t chunk = number - first_chunk_of(params, n);
   const Sequence sequence = p.sequence(n);
   const Chunking chunking = Chunking::of(p);
-  if (packed && chunk >= chunking.chunks(sequence.length)) return {};
+  if (packed && (chunk < 0 || chunk >= chunking.chunks(sequence.length))) return {};  // (before the first: wrong offsets)
   const Tokens tokens = ChunkCursor(chunking, sequence, chunk).next();
   const unsigned key_head = params.group == 1 ? head : head / static_cast<unsigned>(params.group);
   return {sequence.batch, head, key_head, tokens, params.factors + std::int64_t{block} * image_bytes, true};
