@@ -36,7 +36,7 @@ struct Chunking {
 
   DELTA_ATTENTION_HOST_DEVICE static Chunking of(const Problem& p) {
     constexpr std::int64_t kEndless = std::int64_t{1} << 30;  // no sequence is longer: see unsupported()
-    const std::int64_t span = p.state_interval > 0 ? p.state_interval : kEndless;
+    const std::int64_t span = p.state_interval > 0 && p.state_interval < kEndless ? p.state_interval : kEndless;
     return {span, ceil_div(span, kChunk)};
   }
   DELTA_ATTENTION_HOST_DEVICE std::int64_t chunks(std::int64_t tokens) const {
