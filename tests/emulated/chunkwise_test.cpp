@@ -76,8 +76,7 @@ class EmulatedChunkwise : public ::testing::Test {
     Call call(inputs, cpu());
     const Problem p = check(call.args);
     const Chunking chunking = Chunking::of(p);
-    const std::int64_t chunks = p.cu_seqlens.present ? chunking.first_chunk(p.sequences, p.tokens) : p.sequences * chunking.chunks(p.tokens);
-    const std::int64_t blocks = chunks * p.value_heads;
+    const std::int64_t blocks = chunking.numbers(p) * p.value_heads;
     std::vector<uint4> factors(static_cast<std::size_t>(blocks * ForPrepare::kImage.bytes()) / sizeof(uint4) + 1);
     Params params;
     params.problem = p;
@@ -199,8 +198,8 @@ TEST(EmulatedChunking, ChunksLieInTheirSequences) {
       const std::vector<std::int64_t> wrong(offsets.begin(), offsets.end());
       params.problem.cu_seqlens.data = wrong.data();
       params.problem.cu_seqlens.dtype = DType::i64;
-      const Chunking chunking = Chunking::of(params.problem);
-      for (std::int64_t number = 0; number < chunking.first_chunk(2, c.tokens); ++number) {
+      const std::int64_t numbers = Chunking::of(params.problem).numbers(params.problem);
+      for (std::int64_t number = 0; number < numbers; ++number) {
         run_block(kWarpSize, [&] {
           const ChunkPlace place = chunk_place_of(params, static_cast<unsigned>(number * params.problem.value_heads), 0);
           if (!place.exists || threadIdx.x != 0) return;

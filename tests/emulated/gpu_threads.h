@@ -168,25 +168,22 @@ inline bool __any_sync(unsigned, bool condition) {
   return any;
 }
 
+/// combine(...combine(combine(0, lane 0's value), lane 1's)...)
+template <class Combine>
+unsigned reduce_lanes(unsigned value, const Combine& combine) {
+  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = value; });
+  unsigned result = 0;
+  for (const auto& lane : board.registers) result = combine(result, lane[0]);
+  return result;
+}
 inline unsigned __reduce_or_sync(unsigned, unsigned value) {
-  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = value; });
-  unsigned all = 0;
-  for (const auto& lane : board.registers) all |= lane[0];
-  return all;
+  return reduce_lanes(value, [](unsigned a, unsigned b) { return a | b; });
 }
-
 inline unsigned __reduce_max_sync(unsigned, unsigned value) {
-  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = value; });
-  unsigned most = 0;
-  for (const auto& lane : board.registers) most = std::max(most, lane[0]);
-  return most;
+  return reduce_lanes(value, [](unsigned a, unsigned b) { return std::max(a, b); });
 }
-
 inline int __reduce_add_sync(unsigned, int value) {
-  const auto& board = exchange([&](auto& written, std::size_t own) { written.registers[own][0] = static_cast<unsigned>(value); });
-  unsigned sum = 0;
-  for (const auto& lane : board.registers) sum += lane[0];
-  return static_cast<int>(sum);
+  return static_cast<int>(reduce_lanes(static_cast<unsigned>(value), [](unsigned a, unsigned b) { return a + b; }));
 }
 
 inline unsigned __float_as_uint(float x) {

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "delta_attention_reference.h"
+#include "problem/problem.h"
 #include "support/run.h"
 
 namespace delta_attention::test {
@@ -88,7 +89,6 @@ Index solved_together(int product_bits) { return product_bits < kF32Bits ? 32 : 
 
 /// How many such chunks a problem's tokens make: intermediate states cut them, too.
 double chunks_of(const Case& c, Index together) {
-  const auto ceil_div = [](Index a, Index b) { return (a + b - 1) / b; };
   const Index span = c.state_interval > 0 ? c.state_interval : std::max<Index>(1, c.tokens);
   return static_cast<double>(c.tokens / span * ceil_div(span, together) + ceil_div(c.tokens % span, together));
 }

@@ -61,9 +61,7 @@ void with_element(const Problem& p, const Use& use) {
 
 Plan make_plan(const Problem& p, const DeviceProperties& device, const Settings& settings) {
   Plan plan;
-  const Chunking chunking = Chunking::of(p);
-  plan.most_chunks = p.sequences * chunking.chunks(p.tokens);
-  if (p.cu_seqlens.present) plan.most_chunks = p.sequences == 0 ? 0 : chunking.first_chunk(p.sequences, p.tokens);
+  plan.most_chunks = Chunking::of(p).numbers(p);
   with_element(p, [&](auto element) { Kernels<decltype(element)>::plan(p, device, settings, plan); });
   return plan;
 }

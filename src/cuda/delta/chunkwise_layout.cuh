@@ -53,6 +53,12 @@ struct Chunking {
   /// before: cut at any token, tokens make at most one chunk more than uncut, so each sequence gets one place more than it would need if its
   /// chunks went on where the one before stopped. Numbers that are left over name no chunk.
   DELTA_ATTENTION_HOST_DEVICE std::int64_t first_chunk(std::int64_t n, std::int64_t begin) const { return full_chunks(begin) + n; }
+
+  /// How many numbers the chunks of all sequences take.
+  std::int64_t numbers(const Problem& p) const {
+    if (!p.cu_seqlens.present) return p.sequences * chunks(p.tokens);
+    return p.sequences == 0 ? 0 : first_chunk(p.sequences, p.tokens);
+  }
 };
 
 /// Goes through a sequence chunk by chunk.

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "cuda/device/warp.cuh"
 #include "problem/element.h"
 
 namespace delta_attention {
@@ -58,10 +59,10 @@ __device__ __forceinline__ void store_matrices_transposed(unsigned address, cons
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 #else
-  const unsigned lane = threadIdx.x % 32;
+  const unsigned lane = threadIdx.x % kWarpSize;
 #pragma unroll
   for (unsigned i = 0; i < 8; ++i) {
-    const unsigned row = __shfl_sync(0xffffffffu, address, i / 2 * 8 + lane % 4 * 2 + i % 2);
+    const unsigned row = __shfl_sync(kFullWarp, address, i / 2 * 8 + lane % 4 * 2 + i % 2);
     *shared_pointer<unsigned short>(row + lane / 4 * 2) = static_cast<unsigned short>(x[i / 2] >> i % 2 * 16);
   }
 #endif

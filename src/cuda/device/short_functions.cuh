@@ -6,12 +6,12 @@
 #include <cmath>
 
 #include "cuda/device/exp2.cuh"
+#include "state/gate.h"
 
 namespace delta_attention {
 
 /// 2^x for x <= 0, say. Slow decays are applied thousands of times: near 1, their series.
 __device__ __forceinline__ float short_exp2(float x) {
-  constexpr float kLn2 = 0.6931471805599453f;
   const float series = fmaf(fmaf(x, 0.5f * kLn2 * kLn2, kLn2), x, 1.0f);  // what is left out: below 2^-26
   return fabsf(x) < 0x1p-8f ? series : exp2_approx(x);
 }
