@@ -44,6 +44,7 @@ void run_in(BlockMemory& memory, int threads, const std::function<void()>& body)
 /// How a chain is run, and how many blocks that takes.
 struct Shape {
   int teams, stages;
+  int states = 1;
 };
 
 template <template <class, int> class Team, class Element, int kKeys>
@@ -88,7 +89,7 @@ class EmulatedChunkwise : public ::testing::Test {
       auto& shared = *reinterpret_cast<PrepareShared<ForPrepare>*>(memory.data());
       run_in(memory, ForPrepare::kThreads, [&] { prepare_chunk(params, block, shared); });
     }
-    const ChainShared<ForChain> shared = {shape.teams, shape.stages};
+    const ChainShared<ForChain> shared = {shape.teams, shape.stages, shape.states};
     const std::int64_t slices = ceil_div(p.value_dim, std::int64_t{shape.teams} * ForChain::kColumns);
     for (std::int64_t block = 0; block < p.sequences * p.value_heads * slices; ++block) {
       BlockMemory memory(static_cast<std::size_t>(shared.bytes()));
@@ -141,7 +142,7 @@ TYPED_TEST(EmulatedChunkwise, PackedSequencesWithStatesOnTheWay) {
   c.tokens = 61;
   c.cu_seqlens = {0, 3, 3, 23, 61};
   c.state_interval = TypeParam::ForPrepare::kTerms > 1 ? 36 : 10;
-  this->expect_matches_oracle(make_inputs(c, this->random), {2, 3});
+  this->expect_matches_oracle(make_inputs(c, this->random), {2, 3, TypeParam::ForChain::kMostStates});
 }
 
 TYPED_TEST(EmulatedChunkwise, FewStages) {
@@ -160,6 +161,24 @@ TYPED_TEST(EmulatedChunkwise, NanStaysBehind) {
         EXPECT_EQ(std::isnan(got.out.get({0, t, 0, j})), t >= 7 && j == 3) << "token " << t << ", column " << j;
       }
     }
+  }
+}
+
+// Which kind of teams runs depends on how many chains there are; a chain's bits do not.
+TEST(EmulatedTeamsOfBothKinds, GiveTheSameBits) {
+  struct Two : EmulatedChunkwise<Widths<TwoWarps, BFloat16, 64>> {
+    void TestBody() override {}
+    using EmulatedChunkwise::ordinary, EmulatedChunkwise::outputs_of, EmulatedChunkwise::random;
+  } two;
+  struct Three : EmulatedChunkwise<Widths<ThreeWarps, BFloat16, 64>> {
+    void TestBody() override {}
+    using EmulatedChunkwise::outputs_of;
+  } three;
+  for (Recurrence recurrence : {kda(), gla()}) {
+    const Inputs inputs = make_inputs(two.ordinary(recurrence), two.random);
+    const Outputs a = two.outputs_of(inputs, {1, 2}), b = three.outputs_of(inputs, {2, 2});
+    EXPECT_EQ(a.out.values, b.out.values);
+    EXPECT_EQ(a.final_state.values, b.final_state.values);
   }
 }
 

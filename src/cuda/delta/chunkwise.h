@@ -15,6 +15,7 @@ struct Plan {
   int team_warps = 0;                      // of a team of the chain
   int teams = 0, most_teams = 0;           // a block of the chain
   int stages = 0, least_stages = 0;        // chunks in its shared memory at once
+  int states = 0;                          // places for a team's state
   std::int64_t slices = 0;                 // of value columns
   std::int64_t most_chunks = 0;            // of all sequences together
   std::int64_t image_bytes = 0;            // of a chunk of a value head

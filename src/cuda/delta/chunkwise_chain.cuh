@@ -43,11 +43,13 @@ struct StageArrivals {
 template <class P>
 struct ChainShared {
   int teams, stages;
+  int states = 1;  // places for a team's state as an operand: with two, the warps that write it may be a chunk ahead of those that read it
 
   DELTA_ATTENTION_HOST_DEVICE int value_pitch() const { return teams * P::kColumns * static_cast<int>(sizeof(typename P::Element)) + 16; }
   /// Rows of images stay aligned to their length, which addresses are computed with.
   DELTA_ATTENTION_HOST_DEVICE int stage_bytes() const { return (P::kImage.bytes() + kChunk * value_pitch() + 1023) / 1024 * 1024; }
-  DELTA_ATTENTION_HOST_DEVICE int stage_arrivals_offset() const { return stages * stage_bytes() + teams * P::team_bytes(); }
+  DELTA_ATTENTION_HOST_DEVICE int stage_arrivals_offset() const { return stages * stage_bytes() + teams * team_bytes(); }
+  DELTA_ATTENTION_HOST_DEVICE int team_bytes() const { return P::team_bytes(states); }
   DELTA_ATTENTION_HOST_DEVICE int bytes() const { return stage_arrivals_offset() + stages * static_cast<int>(sizeof(StageArrivals)); }
 };
 

@@ -85,12 +85,15 @@ void plan_chain(const Problem& p, const DeviceProperties& device, const Settings
   const auto most = static_cast<int>(device.shared_memory), reserved = static_cast<int>(kReservedSharedMemory);
   const int half = (most + reserved) / 2 - reserved;
   const auto stages_in = [&](int bytes) {
-    return (bytes - plan.teams * P::team_bytes()) / (shared.stage_bytes() + static_cast<int>(sizeof(StageArrivals)));
+    return (bytes - plan.teams * shared.team_bytes()) / (shared.stage_bytes() + static_cast<int>(sizeof(StageArrivals)));
   };
   const bool alone = plan.chain_blocks(p) <= device.multiprocessors;
   const int stages = alone || stages_in(half) < 2 ? stages_in(most) : stages_in(half);
   shared.stages = settings.get("stages", std::clamp(stages, P::kLeastStages, kMostStages));
+  shared.states = P::kMostStates;
+  if (shared.bytes() > most) shared.states = 1;
   plan.stages = shared.stages;
+  plan.states = shared.states;
   plan.least_stages = P::kLeastStages;
   plan.chain_bytes = alone && shared.bytes() <= half ? half + 1 : shared.bytes();
 }
@@ -114,7 +117,7 @@ void Kernels<Element>::launch(const Launch& call, const Plan& plan, const Params
     if (plan.most_chunks > 0) start<prepare<Prepare>>(plan.images(p), Prepare::kThreads, plan.prepare_bytes, call, params);
     with_team<Element, keys.value>(plan.team_warps, [&](auto policy) {
       using Chain = decltype(policy);
-      const ChainShared<Chain> shared = {plan.teams, plan.stages};
+      const ChainShared<Chain> shared = {plan.teams, plan.stages, plan.states};
       start<chain<Chain>>(plan.chain_blocks(p), chain_threads<Chain>(plan.teams), plan.chain_bytes, call, params, shared);
     });
   });

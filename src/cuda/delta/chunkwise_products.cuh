@@ -307,6 +307,14 @@ __device__ __forceinline__ void copy(const TokenSums& from, TokenSums& to) {
     for (int e = 0; e < 4; ++e) to[n][e] = from[n][e];
   }
 }
+/// to += from
+__device__ __forceinline__ void add(const TokenSums& from, TokenSums& to) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) to[n][e] += from[n][e];
+  }
+}
 /// Puts NaN where something bad was, or something after it.
 __device__ __forceinline__ void put_nan(const FirstBad& bad, TokenSums& x) {
 #pragma unroll

@@ -5,8 +5,8 @@
 //                        R^T = V^T - S^T (b k)^T, each one's part of it to the others (additive: R = V)
 //                        S^T = S^T diag(D) + R^T (T^T d k)
 //     a reading warp     O^T = S^T (b q)^T + R^T (A T)^T, out
-// S, as the operand that it is for both products, and the parts of R go through shared memory. There are two places for the parts and, where they
-// are small, for S, so that the state warps can be a chunk ahead.
+// S, as the operand that it is for both products, and the parts of R go through shared memory. There are two places for the parts and, where there
+// is room, for S, so that the state warps can be a chunk ahead. Sums are grouped as in teams of two warps, and come to the same bits.
 
 #include "cuda/delta/chunkwise_chain.cuh"
 
@@ -23,7 +23,7 @@ template <class Element, int kKeys>
 struct ThreeWarps : ChainPolicy<Element, kKeys, 3, 1> {
   using Base = ChainPolicy<Element, kKeys, 3, 1>;
   static constexpr bool kHasLoader = true;
-  static constexpr int kLeastStages = 1;
+  static constexpr int kLeastStages = 1, kMostStates = 2;
   static constexpr int kHalfSteps = Base::kSteps / 2;                  // of a state warp
   static constexpr bool kFetchesAhead = Base::kTerms * kKeys <= 384;   // there are registers for operands of the next step,
   static constexpr bool kKeepsOperand = kFetchesAhead;                 // for the state as an operand,
@@ -32,14 +32,12 @@ struct ThreeWarps : ChainPolicy<Element, kKeys, 3, 1> {
   static constexpr int kMostTeams = kIsSmall ? 4 : 2;                  // a block, by registers
   static constexpr int kMostThreads = kIsSmall ? 512 : 256;            // what the compiler gives registers for
 
-  static constexpr int kStates = Base::kTerms * kKeys < 256 ? 2 : 1;   // places for S; where they are large, a second team is worth more
-
   static constexpr int state_bytes() { return Base::kSteps * Base::kTerms * kWarpSize * 16; }
   static constexpr int part_bytes() { return kTiles * kWarpSize * 16; }
-  static constexpr int parts_offset() { return kStates * state_bytes(); }
-  static constexpr int outputs_offset() { return parts_offset() + 4 * part_bytes(); }
-  static constexpr int handovers_offset() { return outputs_offset() + StagedOutputs<Element>::kBytes; }
-  static constexpr int team_bytes() { return handovers_offset() + kHandovers * static_cast<int>(sizeof(Arrivals)); }
+  static constexpr int parts_offset(int states) { return states * state_bytes(); }
+  static constexpr int outputs_offset(int states) { return parts_offset(states) + 4 * part_bytes(); }
+  static constexpr int handovers_offset(int states) { return outputs_offset(states) + StagedOutputs<Element>::kBytes; }
+  static constexpr int team_bytes(int states) { return handovers_offset(states) + kHandovers * static_cast<int>(sizeof(Arrivals)); }
 };
 
 enum Role { kFirstState, kSecondState, kReading };
@@ -54,15 +52,16 @@ __device__ __forceinline__ int first_step(const ChainPlace& place) {
 template <class P>
 struct Exchange {
   unsigned char* own;   // this lane's part of what lies [...][lane], 16 bytes each
+  int states;           // places for S^T
   uint4* outputs;       // on their way out
   Arrivals* handovers;  // by Handover
   int round = 0;        // the chunk's number, its last bit
 
-  __device__ Exchange(unsigned char* memory, int team) {
-    const unsigned start = shared_address(memory) + team * P::team_bytes();
+  __device__ Exchange(const ChainShared<P>& shared, unsigned char* memory, int team) : states(shared.states) {
+    const unsigned start = shared_address(memory) + shared.stages * shared.stage_bytes() + team * shared.team_bytes();
     own = shared_pointer<unsigned char>(kept(start + threadIdx.x % kWarpSize * 16));
-    outputs = shared_pointer<uint4>(start + P::outputs_offset());
-    handovers = shared_pointer<Arrivals>(kept(start + P::handovers_offset()));
+    outputs = shared_pointer<uint4>(start + P::outputs_offset(states));
+    handovers = shared_pointer<Arrivals>(kept(start + P::handovers_offset(states)));
   }
 
   /// Before any warp uses them. One thread.
@@ -73,11 +72,11 @@ struct Exchange {
 
   /// Of S^T before the chunk, channels [16 step, 16 step + 16).
   __device__ __forceinline__ uint4* state_at(int step) const {
-    return reinterpret_cast<uint4*>(own + round % P::kStates * P::state_bytes()) + step * P::kTerms * kWarpSize;
+    return reinterpret_cast<uint4*>(own + (states == 2 ? round : 0) * P::state_bytes()) + step * P::kTerms * kWarpSize;
   }
   /// A state warp's part of R^T.
   __device__ __forceinline__ float4* part_of_r(int state_warp) const {
-    return reinterpret_cast<float4*>(own + P::parts_offset() + (round * 2 + state_warp) * P::part_bytes());
+    return reinterpret_cast<float4*>(own + P::parts_offset(states) + (round * 2 + state_warp) * P::part_bytes());
   }
 
   __device__ __forceinline__ void arrive(Handover handover) const { arrive_at(handovers[handover]); }
@@ -101,19 +100,20 @@ __device__ __forceinline__ void put_state(const ChainPlace& place, const StateSu
   }
 }
 
-/// A state warp's part of a chunk. R^T comes to the same in both. Of V, with the delta update, each brings half of the tokens.
+/// A state warp's part of a chunk. R^T comes to the same in both. V, with the delta update, comes with one: of even bands with the first.
 template <class P>
 __device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& place, const Ring<P>& ring, const LaneRows<P>& lane_rows,
                                            const Exchange<P>& exchange, const StateFragments<P>& packed_state,
                                            StateSums<P::kHalfSteps> (&state)[1]) {
   const int which = place.role == kFirstState ? 0 : 1, first = first_step<P>(place);
   const bool is_delta = p.update == Update::delta;
+  const bool brings_values = (place.first_column / kBand + place.team) % 2 == which;
   const unsigned char* stage = ring.next();
   BandSums<P> r = {};
   KeyOperands<P> keys[2];
 #pragma unroll
   for (int half = 0; half < kChunk / 16; ++half) {
-    if (!is_delta || half == which) load_values<P>(stage, ring.shared.value_pitch(), place.team * P::kColumns, lane_rows, half, r[0]);
+    if (!is_delta || brings_values) load_values<P>(stage, ring.shared.value_pitch(), place.team * P::kColumns, lane_rows, half, r[0]);
   }
   ring.await_empty();
   exchange.await_round_before(kRead);  // of the places that are written next, what the chunk before the last one left
@@ -144,16 +144,22 @@ __device__ __forceinline__ void run_reading(const Params& params, const ChainPla
   const LaneRows<P> lane_rows(0, place.team * P::kColumns, ring.shared.value_pitch());
   ChunkCursor cursor(Chunking::of(params.problem), place.tokens, 0);
   Outputs<typename P::Element> outputs(params.problem, place, place.first_column + place.team * P::kColumns, exchange.outputs);
-  const auto get = [&](int step, BandFragments<P>& fragments) { get_fragment<P>(exchange.state_at(step), fragments[0]); };
+  const auto first_half = [&](int step, BandFragments<P>& fragments) { get_fragment<P>(exchange.state_at(step), fragments[0]); };
+  const auto second_half = [&](int step, BandFragments<P>& fragments) {
+    get_fragment<P>(exchange.state_at(P::kHalfSteps + step), fragments[0]);
+  };
 #pragma unroll 1
   for (int left = place.chunks; left > 0; --left) {
     const unsigned char* stage = ring.next();
-    BandSums<P> from_state = {};
+    const unsigned rows = shared_address(stage) + P::kImage.read() + lane_rows.wide;
+    BandSums<P> from_state = {}, more = {};
     TokenSums r = {}, out;
     ring.await_empty();
     exchange.await_round_before(kRead);
     exchange.await(kParts);
-    multiply_state<P, P::kSteps>(get, shared_address(stage) + P::kImage.read() + lane_rows.wide, from_state);
+    multiply_state<P, P::kHalfSteps>(first_half, rows, from_state);
+    multiply_state<P, P::kHalfSteps>(second_half, rows ^ P::kHalfSteps * 32, more);
+    add(more[0], from_state[0]);
     if (is_delta) {
       add_sums(exchange.part_of_r(0), r);
       add_sums(exchange.part_of_r(1), r);
@@ -189,7 +195,7 @@ __device__ __forceinline__ void run_state(const Params& params, const ChainPlace
   for (int left = place.chunks; left > 0; --left) {
     step_state<P>(p, place, ring, lane_rows, exchange, packed, state);
     ring.let_go();
-    if (P::kStates == 1) exchange.await(kRead);
+    if (exchange.states == 1) exchange.await(kRead);
     exchange.round ^= 1;
     if (left > 1) put_state<P>(place, state[0], exchange, packed);
     if (intermediate.is_next()) store_state<P, P::kHalfSteps>(p, place, first, columns, p.intermediate_states, intermediate.next++, state);
@@ -201,7 +207,7 @@ __device__ __forceinline__ void run_state(const Params& params, const ChainPlace
 template <class P, std::enable_if_t<P::kTeamWarps == 3, int> = 0>
 __device__ __forceinline__ void run_chain(const Params& params, std::int64_t block, const ChainShared<P>& shared, unsigned char* memory) {
   const ChainPlace place = chain_place_of<P>(params, block, shared.teams);
-  const Exchange<P> exchange(memory + shared.stages * shared.stage_bytes(), place.team);
+  const Exchange<P> exchange(shared, memory, place.team);
   const Ring<P> ring(shared, memory);
   if (threadIdx.x == 0) ring.prepare();
   if (place.role == kReading && threadIdx.x % kWarpSize == 0) exchange.prepare();

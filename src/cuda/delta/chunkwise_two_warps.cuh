@@ -22,7 +22,7 @@ struct TwoWarps : ChainPolicy<Element, kKeys, 2, 2> {
   using Base = ChainPolicy<Element, kKeys, 2, 2>;
   static constexpr bool kExists = Base::kTerms == 1 && kKeys <= 128;  // there are registers for it
   static constexpr bool kHasLoader = false;
-  static constexpr int kLeastStages = 2;
+  static constexpr int kLeastStages = 2, kMostStates = 1;
   static constexpr int kHalfSteps = Base::kSteps / 2;  // of a warp
   static constexpr bool kFetchesAhead = true, kFetchesKeysAhead = true;
   static constexpr int kMostTeams = 4;
@@ -32,7 +32,7 @@ struct TwoWarps : ChainPolicy<Element, kKeys, 2, 2> {
   /// Parts of R from each warp, of both bands; parts of O from each warp, of the other's band.
   static constexpr int outputs_offset() { return (4 + 2) * band_bytes(); }
   static constexpr int handovers_offset() { return outputs_offset() + 2 * StagedOutputs<Element>::kBytes; }
-  static constexpr int team_bytes() { return handovers_offset() + kTwoHandovers * static_cast<int>(sizeof(Arrivals)); }
+  static constexpr int team_bytes(int /*states*/ = 1) { return handovers_offset() + kTwoHandovers * static_cast<int>(sizeof(Arrivals)); }
 };
 
 /// One warp's view of what a team of two exchanges.
