@@ -46,9 +46,10 @@ class DeviceLimits : public KernelTest {
     }
   }
 
-  Case recurrence_case(Recurrence recurrence, Index key_dim, Index value_dim) const {
+  Case recurrence_case(Recurrence recurrence, Index key_dim, Index value_dim, DType dtype = DType::f32) const {
     Case c;
     c.recurrence = recurrence;
+    c.dtype = dtype;
     c.tokens = 150;
     c.heads = 1;
     c.value_heads = 2;
@@ -60,21 +61,23 @@ class DeviceLimits : public KernelTest {
 };
 
 TEST_P(DeviceLimits, I07_LittleSharedMemoryGivesTheSameResultOrAReason) {
-  for (Index key_dim : {64, 128, 256}) {
-    const Inputs inputs = make_inputs(recurrence_case(kda(), key_dim, 40), random);
-    DeviceProperties properties = device_properties(device());
-    ASSERT_EQ(refusal(inputs, properties), "");
-    const Truth truth = oracle(inputs);
-    const Outputs expected = run_as(inputs, properties);
-    expect_matches(inputs, expected, truth);
-    for (std::size_t kilobytes : {99, 64, 48, 16, 4}) {
-      properties.shared_memory = kilobytes * 1024;
-      const std::string reason = refusal(inputs, properties);
-      if (reason.empty()) {
-        SCOPED_TRACE("K=" + std::to_string(key_dim) + ", " + std::to_string(kilobytes) + " KB");
-        expect_same(inputs, truth, run_as(inputs, properties), expected);
-      } else {
-        EXPECT_NE(reason.find(std::to_string(properties.shared_memory)), std::string::npos) << reason;
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (Index key_dim : {64, 128, 256}) {
+      const Inputs inputs = make_inputs(recurrence_case(kda(), key_dim, 40, dtype), random);
+      DeviceProperties properties = device_properties(device());
+      ASSERT_EQ(refusal(inputs, properties), "");
+      const Truth truth = oracle(inputs);
+      const Outputs expected = run_as(inputs, properties);
+      expect_matches(inputs, expected, truth);
+      for (std::size_t kilobytes : {99, 64, 48, 16, 4}) {
+        SCOPED_TRACE(std::string(name(dtype)) + ", K=" + std::to_string(key_dim) + ", " + std::to_string(kilobytes) + " KB");
+        properties.shared_memory = kilobytes * 1024;
+        const std::string reason = refusal(inputs, properties);
+        if (reason.empty()) {
+          expect_same(inputs, truth, run_as(inputs, properties), expected);
+        } else {
+          EXPECT_NE(reason.find(std::to_string(properties.shared_memory)), std::string::npos) << reason;
+        }
       }
     }
   }

@@ -105,7 +105,13 @@ class EmulatedChunkwise : public ::testing::Test {
   }
 };
 
-using AllWidths = ::testing::Types<Widths<ThreeWarps, BFloat16, 64>, Widths<TwoWarps, BFloat16, 64>, Widths<ThreeWarps, float, 64>, Widths<ThreeWarps, Half, 128>>;
+template <class Element, int kKeys>
+using WholeImages = ThreeWarps<Element, kKeys, false>;
+template <class Element, int kKeys>
+using Sections = ThreeWarps<Element, kKeys, true>;
+
+using AllWidths = ::testing::Types<Widths<WholeImages, BFloat16, 64>, Widths<TwoWarps, BFloat16, 64>, Widths<WholeImages, float, 64>,
+                                   Widths<WholeImages, Half, 128>, Widths<Sections, float, 64>>;
 TYPED_TEST_SUITE(EmulatedChunkwise, AllWidths);
 
 TYPED_TEST(EmulatedChunkwise, EveryRecurrence) {
@@ -146,7 +152,9 @@ TYPED_TEST(EmulatedChunkwise, PackedSequencesWithStatesOnTheWay) {
 }
 
 TYPED_TEST(EmulatedChunkwise, FewStages) {
-  this->expect_matches_oracle(make_inputs(this->ordinary(gated_delta_net()), this->random), {1, TypeParam::ForChain::kLeastStages});
+  Case c = this->ordinary(gated_delta_net());
+  c.tokens = 2 * kChunk + 5;
+  for (int teams : {1, 2}) this->expect_matches_oracle(make_inputs(c, this->random), {teams, TypeParam::ForChain::kLeastStages});
 }
 
 // NaN in one value: its column is NaN from there on, and nothing else.
@@ -170,7 +178,7 @@ TEST(EmulatedTeamsOfBothKinds, GiveTheSameBits) {
     void TestBody() override {}
     using EmulatedChunkwise::ordinary, EmulatedChunkwise::outputs_of, EmulatedChunkwise::random;
   } two;
-  struct Three : EmulatedChunkwise<Widths<ThreeWarps, BFloat16, 64>> {
+  struct Three : EmulatedChunkwise<Widths<WholeImages, BFloat16, 64>> {
     void TestBody() override {}
     using EmulatedChunkwise::outputs_of;
   } three;

@@ -1,6 +1,7 @@
 // Settings change speed, and rounding at most: every combination that a kernel takes gives the reference's answer.
 
 #include <algorithm>
+#include <optional>
 
 #include "api/kernel.h"
 #include "support/kernel_test.h"
@@ -70,6 +71,32 @@ TEST_P(EverySetting, GivesTheReferencesAnswerOnSampledProblems) {
     if (HasFailure()) break;
   }
   EXPECT_GT(ran(), 0);
+}
+
+// A setting that says into how many parts sums are split has its say in the last bits; tiles and places in memory have none.
+TEST_P(EverySetting, GivesTheSameBitsUnlessItSplitsSums) {
+  if (texts_.front().find("row_blocks") != std::string::npos) GTEST_SKIP() << GetParam().name << " splits sums";
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    Case c;
+    c.recurrence = kda();
+    c.dtype = dtype;
+    c.cu_seqlens = {0, 40, 41, 115};
+    c.tokens = 115;
+    c.key_dim = 72;
+    c.value_dim = 136;
+    c.qk_l2norm = c.with_initial_state = true;
+    const Inputs inputs = make_inputs(c, random);
+    std::optional<Outputs> expected;
+    for (const std::string& settings : texts_) {
+      Call call(inputs, device());
+      Execution asked = execution();
+      asked.settings = settings;
+      if (!run(call, asked)) continue;
+      if (!expected) expected = call.outputs();
+      EXPECT_TRUE(call.outputs() == *expected) << settings << ", " << c.describe();
+      if (HasFailure()) return;
+    }
+  }
 }
 
 EVERY_KERNEL(EverySetting);

@@ -153,6 +153,26 @@ TEST(Dispatch, B02_EveryArchitectureHasAKernelOrAReason) {
   }
 }
 
+// 99 KiB a block is what GPUs of 8.6, 8.9 and 12.0 have, and none has less.
+TEST(Dispatch, B02_TensorCoresTakeEveryWidthWithTheLeastSharedMemory) {
+  const Kernel* chunkwise = nullptr;
+  for (const Kernel* kernel : kernels()) {
+    if (std::string(kernel->name) == "v5_chunkwise") chunkwise = kernel;
+  }
+  if (chunkwise == nullptr) GTEST_SKIP() << "built without CUDA";
+  for (int capability : {80, 86, 89, 90, 100, 120}) {
+    if (!runs_on(built_architectures(), capability)) continue;
+    for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (std::int64_t key_dim : {1, 64, 65, 128, 129, 256}) {
+        Problem p = gpu_problem();
+        p.dtype = dtype;
+        p.key_dim = key_dim;
+        EXPECT_EQ(explain(p, gpu(capability), {}, {chunkwise}).kernels[0].reason, "") << capability << ' ' << name(dtype) << " K=" << key_dim;
+      }
+    }
+  }
+}
+
 TEST(Dispatch, B02_CodeRunsWhereItsArchitectureSays) {
   const char* by_default = "80-real;90a-real;80-virtual";
   for (int capability : {80, 86, 87, 89, 90, 100, 103, 110, 120, 121}) {

@@ -69,7 +69,7 @@ Plan make_plan(const Problem& p, const DeviceProperties& device, const Settings&
 std::vector<Setting> settings() {
   return {{"team_warps", "warps of a team: three have 16 value columns, two have 32", {2, 3}},
           {"teams", "teams a block of the chain", {1, 2, 4}},
-          {"stages", "chunks in shared memory at once", {1, 2, 3, 4}}};
+          {"stages", "chunks, or sections of them, in shared memory at once", {1, 2, 3, 4}}};
 }
 
 std::string needs_more_shared_memory(const char* what, int bytes, const DeviceProperties& device) {

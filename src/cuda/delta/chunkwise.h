@@ -13,8 +13,9 @@ struct Params;
 /// Sizes of a call, decided on the host from shapes, settings and the device.
 struct Plan {
   int team_warps = 0;                      // of a team of the chain
+  bool in_sections = false;                // whether the chain's stages hold sections of images
   int teams = 0, most_teams = 0;           // a block of the chain
-  int stages = 0, least_stages = 0;        // chunks in its shared memory at once
+  int stages = 0, least_stages = 0;        // chunks, or sections, in its shared memory at once
   int states = 0;                          // places for a team's state
   std::int64_t slices = 0;                 // of value columns
   std::int64_t most_chunks = 0;            // of all sequences together

@@ -10,6 +10,10 @@
 // Chunks are loaded as many ahead as there are stages, by one more warp or by all. Nobody waits for everybody: stages, and what a team's warps have
 // for each other, are handed over at barriers in shared memory (cuda/device/arrivals.cuh). Whoever arrives at one has seen the round before end;
 // where nothing else makes it wait for that, it looks once more, which never takes long.
+//
+// Images of which a block has no room for two come in three sections, one for each of the products with wide factors, and a stage holds one of
+// them: the room is for what is read at the time and next. So every K and dtype has its chain also with the least shared memory that GPUs have
+// (99 KiB a block). Where two whole images fit, sections would be a few percent slower: there is more to wait for.
 
 #include <cstdint>
 
@@ -22,7 +26,7 @@
 namespace delta_attention::chunkwise {
 
 /// What both kinds of teams have in common.
-template <class Element_, int kKeys_, int kTeamWarps_, int kBands_>
+template <class Element_, int kKeys_, int kTeamWarps_, int kBands_, bool kInSections_ = false>
 struct ChainPolicy {
   using Element = Element_;
   static constexpr int kTerms = TermsOf<Element>::value;
@@ -32,14 +36,29 @@ struct ChainPolicy {
   static constexpr int kTeamWarps = kTeamWarps_;
   static constexpr int kBands = kBands_;  // of a warp
   static constexpr int kColumns = kBands * kBand;
+
+  static constexpr bool kInSections = kInSections_;  // whether a stage holds a section of an image, not all of it
+  static constexpr int kSections = kInSections ? 3 : 1;
+  static constexpr int kEnoughStages = kInSections ? 4 : 2;  // so that what is read next is there
+  /// Where section n begins in the image; kSections: where the image ends.
+  static DELTA_ATTENTION_HOST_DEVICE constexpr int section(int n) {
+    return n == 0 ? 0 : n == kSections ? kImage.bytes() : n == 1 ? kImage.accumulate() : kImage.read();
+  }
+  // Where things lie in a stage. The values come with the first section, behind it.
+  static constexpr int kPredict = 0;
+  static constexpr int kAccumulate = kInSections ? 0 : kImage.accumulate();
+  static constexpr int kDecays = kAccumulate + kImage.decays() - kImage.accumulate();
+  static constexpr int kRead = kInSections ? 0 : kImage.read();
+  static constexpr int kAttend = kRead + kImage.attend() - kImage.read();
+  static constexpr int kValues = kInSections ? kImage.accumulate() : kImage.bytes();
 };
 
-/// A stage is full when its image and values are there, and empty when all who read it are done.
+/// A stage is full when its image (or section) and values are there, and empty when all who read it are done.
 struct StageArrivals {
   Arrivals full, empty;
 };
 
-/// Shared memory of a block: a ring of stages, each the image of a chunk and its values, and what each team has for itself.
+/// Shared memory of a block: a ring of stages, each for the image of a chunk (or a section) and its values, and what each team has for itself.
 template <class P>
 struct ChainShared {
   int teams, stages;
@@ -47,7 +66,14 @@ struct ChainShared {
 
   DELTA_ATTENTION_HOST_DEVICE int value_pitch() const { return teams * P::kColumns * static_cast<int>(sizeof(typename P::Element)) + 16; }
   /// Rows of images stay aligned to their length, which addresses are computed with.
-  DELTA_ATTENTION_HOST_DEVICE int stage_bytes() const { return (P::kImage.bytes() + kChunk * value_pitch() + 1023) / 1024 * 1024; }
+  DELTA_ATTENTION_HOST_DEVICE int stage_bytes() const {
+    int most = P::kValues + kChunk * value_pitch();
+    for (int n = 1; n < P::kSections; ++n) {
+      const int bytes = P::section(n + 1) - P::section(n);
+      if (bytes > most) most = bytes;
+    }
+    return (most + 1023) / 1024 * 1024;
+  }
   DELTA_ATTENTION_HOST_DEVICE int stage_arrivals_offset() const { return stages * stage_bytes() + teams * team_bytes(); }
   DELTA_ATTENTION_HOST_DEVICE int team_bytes() const { return P::team_bytes(states); }
   DELTA_ATTENTION_HOST_DEVICE int bytes() const { return stage_arrivals_offset() + stages * static_cast<int>(sizeof(StageArrivals)); }
@@ -233,6 +259,29 @@ struct Outputs {
   }
 };
 
+// ----------------------------------------------------------------------------------------------------------------------- hand-overs
+
+/// Where a team's warps leave things for each other, as one of them sees it.
+template <class P>
+struct TeamExchange {
+  unsigned char* own;   // this lane's part of what lies [...][lane], 16 bytes each
+  uint4* outputs;       // on their way out
+  Arrivals* handovers;  // of each kind one
+  int round = 0;        // the chunk's number, its last bit
+
+  /// `outputs_place`: which of those for staged outputs is this warp's.
+  __device__ TeamExchange(const ChainShared<P>& shared, unsigned char* memory, int team, int outputs_place) {
+    const unsigned start = shared_address(memory) + shared.stages * shared.stage_bytes() + team * shared.team_bytes();
+    own = shared_pointer<unsigned char>(kept(start + threadIdx.x % kWarpSize * 16));
+    outputs = shared_pointer<uint4>(kept(start + P::outputs_offset(shared.states) + outputs_place * StagedOutputs<typename P::Element>::kBytes));
+    handovers = shared_pointer<Arrivals>(kept(start + P::handovers_offset(shared.states)));
+  }
+
+  __device__ __forceinline__ void arrive(int handover) const { arrive_at(handovers[handover]); }
+  __device__ __forceinline__ void await(int handover) const { wait_for_arrivals(handovers[handover], round); }
+  __device__ __forceinline__ void await_round_before(int handover) const { wait_for_arrivals(handovers[handover], round ^ 1); }
+};
+
 // -------------------------------------------------------------------------------------------------------------------------- the ring
 
 /// The ring of stages as one warp goes through it.
@@ -270,8 +319,9 @@ struct Ring {
     arrivals = first_arrivals;
   }
 
-  /// The next stage, once it is full.
+  /// The next stage, once it is full. Who has passed a section without waiting for that could be a round ahead, and take the one before for its own.
   __device__ __forceinline__ const unsigned char* next() const {
+    if constexpr (P::kInSections) await_empty();
     wait_for_arrivals(arrivals->full, round);
     return stage;
   }
@@ -281,6 +331,20 @@ struct Ring {
   __device__ __forceinline__ void let_go() {
     arrive_at(arrivals->empty);
     advance();
+  }
+
+  /// On to the next section of the image; a whole image is in one stage.
+  __device__ __forceinline__ void pass_section() {
+    if constexpr (P::kInSections) {
+      let_go();
+      await_empty();
+    }
+  }
+  /// The stage of the next section, after `stage`.
+  __device__ __forceinline__ const unsigned char* next_section(const unsigned char* stage) {
+    if constexpr (!P::kInSections) return stage;
+    let_go();
+    return next();
   }
 };
 
@@ -307,7 +371,7 @@ struct Values {
     next = static_cast<const Element*>(p.v.data) +
            p.v.offset(place.tokens.batch, place.tokens.begin + first_row, place.value_head, place.first_column + column);
     left = static_cast<int>(p.value_dim - place.first_column) - column;
-    offset = P::kImage.bytes() + first_row * pitch + column * static_cast<int>(sizeof(Element));
+    offset = P::kValues + first_row * pitch + column * static_cast<int>(sizeof(Element));
   }
 
   /// Starts to copy those of a chunk of `tokens` tokens, and arrives with them at `full`; tokens and columns that do not exist become 0.
@@ -334,18 +398,18 @@ struct Values {
   }
 };
 
-/// The images of a chain's chunks in global memory, from what is needed of them on.
+/// The images of a chain's chunks in global memory.
 struct Images {
   const unsigned char* next;
   std::int64_t stride;
-  int begin;  // in an image, bytes: the additive update needs less
+  int begin;  // of what is needed of an image, bytes: the additive update needs less
 
   template <class P>
   static __device__ __forceinline__ Images of(const Params& params, const ChainPlace& place) {
     const Problem& p = params.problem;
     const std::int64_t image = P::kImage.bytes(), stride = p.value_heads * image;
-    const int begin = p.update == Update::delta ? 0 : P::kImage.read();
-    return {params.factors + place.first_chunk * stride + place.value_head * image + begin, stride, begin};
+    const int begin = p.update == Update::delta ? 0 : P::kImage.accumulate();
+    return {params.factors + place.first_chunk * stride + place.value_head * image, stride, begin};
   }
 };
 
@@ -357,12 +421,20 @@ __device__ __forceinline__ void run_loading(const Params& params, const ChainPla
   ChunkCursor cursor(Chunking::of(params.problem), place.tokens, 0);
 #pragma unroll 1
   for (int left = place.chunks; left > 0; --left, images.next += images.stride) {
-    ring.await_empty();
-    Arrivals& full = ring.arrivals->full;
-    wait_for_arrivals(full, ring.round ^ 1);
-    start_bulk_copy(ring.stage + images.begin, images.next, P::kImage.bytes() - images.begin, full);
-    values.load(params, cursor.next().rows, ring.stage, full);
-    ring.advance();
+#pragma unroll
+    for (int n = 0; n < P::kSections; ++n) {
+      const int begin = P::section(n), from = begin < images.begin ? images.begin : begin, bytes = P::section(n + 1) - from;
+      ring.await_empty();
+      Arrivals& full = ring.arrivals->full;
+      wait_for_arrivals(full, ring.round ^ 1);
+      if (bytes > 0) start_bulk_copy(ring.stage + (from - begin), images.next + from, bytes, full);
+      if (n == 0) {
+        values.load(params, cursor.next().rows, ring.stage, full);
+      } else {
+        arrive_when_copied(full);
+      }
+      ring.advance();
+    }
   }
 }
 

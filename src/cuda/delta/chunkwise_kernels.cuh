@@ -54,10 +54,18 @@ void with_keys(const Problem& p, const Use& use) {
   use(std::integral_constant<int, 256>());
 }
 
+/// Whether images come to the chain in sections: where it has no room for two.
+template <class Element, int kKeys>
+bool choose_sections(const DeviceProperties& device) {
+  using Whole = ThreeWarps<Element, kKeys, false>;
+  const bool two_fit = Whole::kExists && ChainShared<Whole>{1, 2}.bytes() <= static_cast<std::int64_t>(device.shared_memory);
+  return ThreeWarps<Element, kKeys, true>::kExists && !two_fit;
+}
+
 /// Warps of a team: two where teams of three would have to take turns on the multiprocessors.
 template <class Element, int kKeys>
 int choose_team_warps(const Problem& p, const DeviceProperties& device) {
-  using Three = ThreeWarps<Element, kKeys>;
+  using Three = ThreeWarps<Element, kKeys, false>;
   using Two = TwoWarps<Element, kKeys>;
   const int least_bytes = ChainShared<Two>{1, Two::kLeastStages}.bytes();
   if (!Two::kExists || least_bytes > static_cast<std::int64_t>(device.shared_memory)) return Three::kTeamWarps;
@@ -65,17 +73,20 @@ int choose_team_warps(const Problem& p, const DeviceProperties& device) {
   return blocks <= device.multiprocessors ? Three::kTeamWarps : Two::kTeamWarps;
 }
 
-/// Calls use(policy) with the chain's policy for teams of `warps` warps.
+/// Calls use(policy) with the chain's policy.
 template <class Element, int kKeys, class Use>
-void with_team(int warps, const Use& use) {
+void with_team(const Plan& plan, const Use& use) {
   if constexpr (TwoWarps<Element, kKeys>::kExists) {
-    if (warps == 2) return use(TwoWarps<Element, kKeys>());
+    if (plan.team_warps == 2) return use(TwoWarps<Element, kKeys>());
   }
-  use(ThreeWarps<Element, kKeys>());
+  if constexpr (ThreeWarps<Element, kKeys, true>::kExists) {
+    if (plan.in_sections) return use(ThreeWarps<Element, kKeys, true>());
+  }
+  if constexpr (ThreeWarps<Element, kKeys, false>::kExists) use(ThreeWarps<Element, kKeys, false>());
 }
 
 /// Few blocks get a multiprocessor each: blocks that start while the launch before still runs would gather where it ends first, so they ask for
-/// more than half of the shared memory. Many share multiprocessors, if that leaves them two stages.
+/// more than half of the shared memory. Many share multiprocessors, if that leaves them stages enough.
 template <class P>
 void plan_chain(const Problem& p, const DeviceProperties& device, const Settings& settings, Plan& plan) {
   plan.most_teams = P::kMostTeams;
@@ -88,7 +99,7 @@ void plan_chain(const Problem& p, const DeviceProperties& device, const Settings
     return (bytes - plan.teams * shared.team_bytes()) / (shared.stage_bytes() + static_cast<int>(sizeof(StageArrivals)));
   };
   const bool alone = plan.chain_blocks(p) <= device.multiprocessors;
-  const int stages = alone || stages_in(half) < 2 ? stages_in(most) : stages_in(half);
+  const int stages = alone || stages_in(half) < P::kEnoughStages ? stages_in(most) : stages_in(half);
   shared.stages = settings.get("stages", std::clamp(stages, P::kLeastStages, kMostStages));
   shared.states = P::kMostStates;
   if (shared.bytes() > most) shared.states = 1;
@@ -104,8 +115,9 @@ void Kernels<Element>::plan(const Problem& p, const DeviceProperties& device, co
     plan.prepare_bytes = sizeof(PrepareShared<PreparePolicy<Element, keys.value>>);
     plan.image_bytes = PreparePolicy<Element, keys.value>::kImage.bytes();
     plan.team_warps = settings.get("team_warps", choose_team_warps<Element, keys.value>(p, device));
+    plan.in_sections = choose_sections<Element, keys.value>(device);
     if (plan.team_warps == 2 && !TwoWarps<Element, keys.value>::kExists) return;
-    with_team<Element, keys.value>(plan.team_warps, [&](auto chain) { plan_chain<decltype(chain)>(p, device, settings, plan); });
+    with_team<Element, keys.value>(plan, [&](auto chain) { plan_chain<decltype(chain)>(p, device, settings, plan); });
   });
 }
 
@@ -115,7 +127,7 @@ void Kernels<Element>::launch(const Launch& call, const Plan& plan, const Params
   with_keys(p, [&](auto keys) {
     using Prepare = PreparePolicy<Element, keys.value>;
     if (plan.most_chunks > 0) start<prepare<Prepare>>(plan.images(p), Prepare::kThreads, plan.prepare_bytes, call, params);
-    with_team<Element, keys.value>(plan.team_warps, [&](auto policy) {
+    with_team<Element, keys.value>(plan, [&](auto policy) {
       using Chain = decltype(policy);
       const ChainShared<Chain> shared = {plan.teams, plan.stages, plan.states};
       start<chain<Chain>>(plan.chain_blocks(p), chain_threads<Chain>(plan.teams), plan.chain_bytes, call, params, shared);

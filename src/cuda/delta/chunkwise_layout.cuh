@@ -39,15 +39,9 @@ struct Chunking {
     const std::int64_t span = p.state_interval > 0 && p.state_interval < kEndless ? p.state_interval : kEndless;
     return {span, ceil_div(span, kChunk)};
   }
-  DELTA_ATTENTION_HOST_DEVICE std::int64_t chunks(std::int64_t tokens) const {
-    if (in_span > tokens) return ceil_div(tokens, kChunk);
-    return tokens / span * in_span + ceil_div(tokens % span, kChunk);
-  }
+  DELTA_ATTENTION_HOST_DEVICE std::int64_t chunks(std::int64_t tokens) const { return count(tokens, kChunk - 1); }
   /// How many of the chunks of a sequence of `tokens` tokens are full, its spans' last ones counted as such.
-  DELTA_ATTENTION_HOST_DEVICE std::int64_t full_chunks(std::int64_t tokens) const {
-    if (in_span > tokens) return tokens / kChunk;
-    return tokens / span * in_span + tokens % span / kChunk;
-  }
+  DELTA_ATTENTION_HOST_DEVICE std::int64_t full_chunks(std::int64_t tokens) const { return count(tokens, 0); }
 
   /// Packed sequences: the number of the first chunk of sequence n, which begins at token `begin` of all. Found without looking at the sequences
   /// before: cut at any token, tokens make at most one chunk more than uncut, so each sequence gets one place more than it would need if its
@@ -58,6 +52,13 @@ struct Chunking {
   std::int64_t numbers(const Problem& p) const {
     if (!p.cu_seqlens.present) return p.sequences * chunks(p.tokens);
     return p.sequences == 0 ? 0 : first_chunk(p.sequences, p.tokens);
+  }
+
+ private:
+  /// What the last span leaves over counts with `more` tokens.
+  DELTA_ATTENTION_HOST_DEVICE std::int64_t count(std::int64_t tokens, int more) const {
+    if (in_span > tokens) return (tokens + more) / kChunk;
+    return tokens / span * in_span + (tokens % span + more) / kChunk;
   }
 };
 
@@ -103,18 +104,21 @@ struct Image {
   constexpr int wide() const { return kChunk * keys * 2; }
   constexpr int square() const { return kChunk * kChunk * 2; }
 
-  // The delta update alone reads the first, so that the additive one can leave it out.
+  // For R. (The delta update alone reads it, so that the additive one can leave it out.)
   constexpr int predict() const { return 0; }                               // [token i][channel]  -b_i k_i
-  constexpr int read() const { return predict() + terms * wide(); }         // [token i][channel]  b_i q_i scale
-  constexpr int accumulate() const { return read() + terms * wide(); }      // [token i][channel]  T^T (d k)
-  constexpr int attend() const { return accumulate() + terms * wide(); }    // [token i][token j]  A T, j <= i
-  constexpr int decays() const { return attend() + terms * square(); }      // [channel]  f32, over the chunk
-  constexpr int bytes() const { return decays() + keys * 4; }
+  // For the next state.
+  constexpr int accumulate() const { return predict() + terms * wide(); }   // [token i][channel]  T^T (d k)
+  constexpr int decays() const { return accumulate() + terms * wide(); }    // [channel]  f32, over the chunk
+  // For the outputs.
+  constexpr int read() const { return decays() + keys * 4; }                // [token i][channel]  b_i q_i scale
+  constexpr int attend() const { return read() + terms * wide(); }          // [token i][token j]  A T, j <= i
+  constexpr int bytes() const { return attend() + terms * square(); }
 };
 
-/// Where the element (row, column) of a plane with rows of `keys` channels lies, in bytes.
-__device__ __forceinline__ int wide_offset(int row, int column, int keys) {
-  return row * keys * 2 + ((column / 8) ^ (row & 7)) * 16 + column % 8 * 2;
+/// Where the element (row, column) of a plane with rows of kKeys channels lies, in bytes.
+template <int kKeys>
+__device__ __forceinline__ int wide_offset(int row, int column) {
+  return swizzled<kKeys / 8>(row, column / 8) * 16 + column % 8 * 2;
 }
 
 /// The 16-byte piece (row, piece) of a plane with rows of 32 tokens: of eight rows that ldmatrix reads together, two share each piece's

@@ -645,7 +645,7 @@ __device__ __forceinline__ void fold_keys(unsigned char* image, const PrepareSha
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
       const float* sum = &sums[i / 2][tile][i % 2 * 2];
-      const int at = P::kImage.accumulate() + wide_offset(row, first_channel + tile * 8 + t * 2, P::kKeys);
+      const int at = P::kImage.accumulate() + wide_offset<P::kKeys>(row, first_channel + tile * 8 + t * 2);
       store_terms<P>(beta * sum[0], beta * sum[1], P::kImage.wide(), image + at);
     }
   }

@@ -92,7 +92,7 @@ struct LaneRows {
     wide = kept(swizzled<P::kKeys / 8>(row, piece) * 16 ^ first * 32);
     wide_transposed = kept(swizzled<P::kKeys / 8>(lane % 16, lane / 16) * 16 ^ first * 32);
     square = kept(square_offset(row, piece * 8));
-    values = kept(P::kImage.bytes() + lane % 16 * value_pitch + (column + lane / 16 * 8) * 2);
+    values = kept(P::kValues + lane % 16 * value_pitch + (column + lane / 16 * 8) * 2);
   }
 };
 
@@ -187,7 +187,7 @@ using KeyOperands = unsigned[kChunk / 16][P::kTerms][4];
 
 template <class P>
 __device__ __forceinline__ void load_keys(const unsigned char* stage, const LaneRows<P>& lane_rows, int step, KeyOperands<P>& b) {
-  const unsigned keys = (shared_address(stage + P::kImage.accumulate()) + lane_rows.wide_transposed) ^ (step * 32);
+  const unsigned keys = (shared_address(stage + P::kAccumulate) + lane_rows.wide_transposed) ^ (step * 32);
 #pragma unroll
   for (int half = 0; half < kChunk / 16; ++half) {
 #pragma unroll
@@ -204,7 +204,7 @@ using StateSums = float[kCount * 2][4];
 template <class P, int kCount>
 __device__ __forceinline__ void advance(const TokenFragments<P> (&residuals)[P::kBands], const unsigned char* stage, const LaneRows<P>& lane_rows,
                                         int first, KeyOperands<P> (&keys)[2], StateSums<kCount> (&state)[P::kBands]) {
-  const auto* decays = reinterpret_cast<const float2*>(stage + P::kImage.decays()) + first * 8 + threadIdx.x % 4;
+  const auto* decays = reinterpret_cast<const float2*>(stage + P::kDecays) + first * 8 + threadIdx.x % 4;
 #pragma unroll
   for (int step = 0; step < kCount; ++step) {
     const int next = P::kFetchesKeysAhead ? step + 1 : step;
@@ -250,7 +250,7 @@ __device__ __forceinline__ void load_values(const unsigned char* stage, int pitc
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int n = half * 2 + i / 4, e = i % 4;
-      const auto* row = reinterpret_cast<const Element*>(stage + P::kImage.bytes() + token_of(n, e % 2) * pitch);
+      const auto* row = reinterpret_cast<const Element*>(stage + P::kValues + token_of(n, e % 2) * pitch);
       x[n][e] = row[column + e / 2 * 8 + lane / 4];
     }
   }

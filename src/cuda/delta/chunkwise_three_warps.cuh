@@ -19,13 +19,15 @@ enum Handover {
   kHandovers
 };
 
-template <class Element, int kKeys>
-struct ThreeWarps : ChainPolicy<Element, kKeys, 3, 1> {
-  using Base = ChainPolicy<Element, kKeys, 3, 1>;
+template <class Element, int kKeys, bool kInSections_>
+struct ThreeWarps : ChainPolicy<Element, kKeys, 3, 1, kInSections_> {
+  using Base = ChainPolicy<Element, kKeys, 3, 1, kInSections_>;
+  static constexpr int kWidth = Base::kTerms * kKeys;
+  static constexpr bool kExists = kInSections_ ? kWidth >= 192 : kWidth <= 384;  // smaller images always fit twice, larger ones never do
   static constexpr bool kHasLoader = true;
   static constexpr int kLeastStages = 1, kMostStates = 2;
   static constexpr int kHalfSteps = Base::kSteps / 2;                  // of a state warp
-  static constexpr bool kFetchesAhead = Base::kTerms * kKeys <= 384;   // there are registers for operands of the next step,
+  static constexpr bool kFetchesAhead = kWidth <= 384;                 // there are registers for operands of the next step,
   static constexpr bool kKeepsOperand = kFetchesAhead;                 // for the state as an operand,
   static constexpr bool kFetchesKeysAhead = false;                     // but for keys of the first step only
   static constexpr bool kIsSmall = Base::kTerms == 1 && kKeys <= 128;  // so that 128 registers do
@@ -48,40 +50,28 @@ __device__ __forceinline__ int first_step(const ChainPlace& place) {
   return place.role == kFirstState ? 0 : P::kHalfSteps;
 }
 
-/// Where a team's warps leave things for each other.
+/// One warp's view of what a team of three exchanges.
 template <class P>
-struct Exchange {
-  unsigned char* own;   // this lane's part of what lies [...][lane], 16 bytes each
-  int states;           // places for S^T
-  uint4* outputs;       // on their way out
-  Arrivals* handovers;  // by Handover
-  int round = 0;        // the chunk's number, its last bit
+struct Exchange : TeamExchange<P> {
+  int states;  // places for S^T
 
-  __device__ Exchange(const ChainShared<P>& shared, unsigned char* memory, int team) : states(shared.states) {
-    const unsigned start = shared_address(memory) + shared.stages * shared.stage_bytes() + team * shared.team_bytes();
-    own = shared_pointer<unsigned char>(kept(start + threadIdx.x % kWarpSize * 16));
-    outputs = shared_pointer<uint4>(start + P::outputs_offset(states));
-    handovers = shared_pointer<Arrivals>(kept(start + P::handovers_offset(states)));
-  }
+  __device__ Exchange(const ChainShared<P>& shared, unsigned char* memory, int team)
+      : TeamExchange<P>(shared, memory, team, 0), states(shared.states) {}
 
   /// Before any warp uses them. One thread.
   __device__ __forceinline__ void prepare() const {
-    prepare_arrivals(handovers[kParts], 2 * kWarpSize);
-    prepare_arrivals(handovers[kRead], kWarpSize);
+    prepare_arrivals(this->handovers[kParts], 2 * kWarpSize);
+    prepare_arrivals(this->handovers[kRead], kWarpSize);
   }
 
   /// Of S^T before the chunk, channels [16 step, 16 step + 16).
   __device__ __forceinline__ uint4* state_at(int step) const {
-    return reinterpret_cast<uint4*>(own + (states == 2 ? round : 0) * P::state_bytes()) + step * P::kTerms * kWarpSize;
+    return reinterpret_cast<uint4*>(this->own + (states == 2 ? this->round : 0) * P::state_bytes()) + step * P::kTerms * kWarpSize;
   }
   /// A state warp's part of R^T.
   __device__ __forceinline__ float4* part_of_r(int state_warp) const {
-    return reinterpret_cast<float4*>(own + P::parts_offset(states) + (round * 2 + state_warp) * P::part_bytes());
+    return reinterpret_cast<float4*>(this->own + P::parts_offset(states) + (this->round * 2 + state_warp) * P::part_bytes());
   }
-
-  __device__ __forceinline__ void arrive(Handover handover) const { arrive_at(handovers[handover]); }
-  __device__ __forceinline__ void await(Handover handover) const { wait_for_arrivals(handovers[handover], round); }
-  __device__ __forceinline__ void await_round_before(Handover handover) const { wait_for_arrivals(handovers[handover], round ^ 1); }
 };
 
 /// A state warp's half of S^T as a left operand.
@@ -102,7 +92,7 @@ __device__ __forceinline__ void put_state(const ChainPlace& place, const StateSu
 
 /// A state warp's part of a chunk. R^T comes to the same in both. V, with the delta update, comes with one: of even bands with the first.
 template <class P>
-__device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& place, const Ring<P>& ring, const LaneRows<P>& lane_rows,
+__device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& place, Ring<P>& ring, const LaneRows<P>& lane_rows,
                                            const Exchange<P>& exchange, const StateFragments<P>& packed_state,
                                            StateSums<P::kHalfSteps> (&state)[1]) {
   const int which = place.role == kFirstState ? 0 : 1, first = first_step<P>(place);
@@ -125,10 +115,11 @@ __device__ __forceinline__ void step_state(const Problem& p, const ChainPlace& p
         get_fragment<P>(exchange.state_at(first + step), fragments[0]);
       }
     };
-    multiply_state<P, P::kHalfSteps>(get, shared_address(stage) + P::kImage.predict() + lane_rows.wide, r);
+    multiply_state<P, P::kHalfSteps>(get, shared_address(stage) + P::kPredict + lane_rows.wide, r);
     put_sums(r[0], exchange.part_of_r(which));
   }
   exchange.arrive(kParts);
+  stage = ring.next_section(stage);
   if constexpr (P::kFetchesAhead) load_keys<P>(stage, lane_rows, 0, keys[0]);
   exchange.await(kParts);
   if (is_delta) add_sums(exchange.part_of_r(1 - which), r[0]);
@@ -151,28 +142,34 @@ __device__ __forceinline__ void run_reading(const Params& params, const ChainPla
 #pragma unroll 1
   for (int left = place.chunks; left > 0; --left) {
     const unsigned char* stage = ring.next();
-    const unsigned rows = shared_address(stage) + P::kImage.read() + lane_rows.wide;
     BandSums<P> from_state = {}, more = {};
     TokenSums r = {}, out;
+    const auto get_values = [&] {
+#pragma unroll
+      for (int half = 0; half < kChunk / 16; ++half) {
+        load_values<P>(stage, ring.shared.value_pitch(), place.team * P::kColumns, lane_rows, half, r);
+      }
+    };
     ring.await_empty();
+    if (P::kInSections && !is_delta) get_values();
+    ring.pass_section();
+    stage = ring.next_section(stage);
     exchange.await_round_before(kRead);
     exchange.await(kParts);
+    const unsigned rows = shared_address(stage) + P::kRead + lane_rows.wide;
     multiply_state<P, P::kHalfSteps>(first_half, rows, from_state);
     multiply_state<P, P::kHalfSteps>(second_half, rows ^ P::kHalfSteps * 32, more);
     add(more[0], from_state[0]);
     if (is_delta) {
       add_sums(exchange.part_of_r(0), r);
       add_sums(exchange.part_of_r(1), r);
-    } else {
-#pragma unroll
-      for (int half = 0; half < kChunk / 16; ++half) {
-        load_values<P>(stage, ring.shared.value_pitch(), place.team * P::kColumns, lane_rows, half, r);
-      }
+    } else if (!P::kInSections) {
+      get_values();
     }
     exchange.arrive(kRead);
     TokenFragments<P> residuals;
     pack_tokens<P>(r, residuals);
-    add_residuals<P>(shared_address(stage) + P::kImage.attend() + lane_rows.square, residuals, from_state[0], out);
+    add_residuals<P>(shared_address(stage) + P::kAttend + lane_rows.square, residuals, from_state[0], out);
     ring.let_go();
     exchange.round ^= 1;
     outputs.store(params, cursor.next().rows, out);
@@ -194,6 +191,7 @@ __device__ __forceinline__ void run_state(const Params& params, const ChainPlace
 #pragma unroll 1
   for (int left = place.chunks; left > 0; --left) {
     step_state<P>(p, place, ring, lane_rows, exchange, packed, state);
+    ring.pass_section();
     ring.let_go();
     if (exchange.states == 1) exchange.await(kRead);
     exchange.round ^= 1;

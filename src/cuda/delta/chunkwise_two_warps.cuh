@@ -14,7 +14,6 @@
 namespace delta_attention::chunkwise {
 
 /// What the warps of a team of two let each other know, once a chunk each.
-/// What the warps of a team let each other know, once a chunk each.
 enum TwoHandover { kPartsOfR, kPartsOfO, kTwoHandovers };
 
 template <class Element, int kKeys>
@@ -30,35 +29,29 @@ struct TwoWarps : ChainPolicy<Element, kKeys, 2, 2> {
 
   static constexpr int band_bytes() { return kTiles * kWarpSize * 16; }
   /// Parts of R from each warp, of both bands; parts of O from each warp, of the other's band.
-  static constexpr int outputs_offset() { return (4 + 2) * band_bytes(); }
-  static constexpr int handovers_offset() { return outputs_offset() + 2 * StagedOutputs<Element>::kBytes; }
-  static constexpr int team_bytes(int /*states*/ = 1) { return handovers_offset() + kTwoHandovers * static_cast<int>(sizeof(Arrivals)); }
+  static constexpr int outputs_offset(int /*states*/) { return (4 + 2) * band_bytes(); }
+  static constexpr int handovers_offset(int states) { return outputs_offset(states) + 2 * StagedOutputs<Element>::kBytes; }
+  static constexpr int team_bytes(int states) { return handovers_offset(states) + kTwoHandovers * static_cast<int>(sizeof(Arrivals)); }
 };
 
 /// One warp's view of what a team of two exchanges.
 template <class P>
-struct TwoExchange {
-  int which;                // of the warps this is
-  unsigned char* lane_own;  // this lane's part of what lies [...][lane], 16 bytes each
-  uint4* outputs;           // on their way out
-  Arrivals* handovers;      // by TwoHandover
-  int round = 0;            // the chunk's number, its last bit
+struct TwoExchange : TeamExchange<P> {
+  int which;  // of the warps this is
 
-  __device__ TwoExchange(unsigned char* memory, const ChainPlace& place) : which(place.role) {
-    const unsigned start = shared_address(memory) + place.team * P::team_bytes();
-    lane_own = shared_pointer<unsigned char>(kept(start + threadIdx.x % kWarpSize * 16));
-    outputs = shared_pointer<uint4>(kept(start + P::outputs_offset() + which * StagedOutputs<typename P::Element>::kBytes));
-    handovers = shared_pointer<Arrivals>(kept(start + P::handovers_offset()));
+  __device__ TwoExchange(const ChainShared<P>& shared, unsigned char* memory, const ChainPlace& place)
+      : TeamExchange<P>(shared, memory, place.team, place.role), which(place.role) {}
+
+  /// Before any warp uses them. One thread.
+  __device__ __forceinline__ void prepare() const {
+    for (int i = 0; i < kTwoHandovers; ++i) prepare_arrivals(this->handovers[i], 2 * kWarpSize);
   }
 
   /// Parts of R from warp `from`, of its own band or the other's; parts of O from it, of the other's.
   __device__ __forceinline__ float4* part_of_r(int from, bool own) const {
-    return reinterpret_cast<float4*>(lane_own + (from * 2 + (own ? 0 : 1)) * P::band_bytes());
+    return reinterpret_cast<float4*>(this->own + (from * 2 + (own ? 0 : 1)) * P::band_bytes());
   }
-  __device__ __forceinline__ float4* part_of_o(int from) const { return reinterpret_cast<float4*>(lane_own + (4 + from) * P::band_bytes()); }
-
-  __device__ __forceinline__ void arrive(TwoHandover handover) const { arrive_at(handovers[handover]); }
-  __device__ __forceinline__ void await(TwoHandover handover) const { wait_for_arrivals(handovers[handover], round); }
+  __device__ __forceinline__ float4* part_of_o(int from) const { return reinterpret_cast<float4*>(this->own + (4 + from) * P::band_bytes()); }
 };
 
 /// What a warp loads of each chunk: its part of the image and of the block's values.
@@ -80,7 +73,6 @@ struct Loading {
     const int warps = 2 * place.teams, all = P::kImage.bytes() - images.begin, part = (all / 16 + warps - 1) / warps * 16;
     start = threadIdx.x / kWarpSize * part;
     bytes = all - start < part ? all - start : part;
-    images.next += start;
     start += images.begin;
   }
 
@@ -90,7 +82,7 @@ struct Loading {
     if (left <= 0) return;
     --left;
     Arrivals& full = ring.arrivals->full;
-    start_bulk_copy(ring.stage + start, images.next, bytes, full);
+    start_bulk_copy(ring.stage + start, images.next + start, bytes, full);
     values.load(params, cursor.next().rows, ring.stage, full);
     images.next += images.stride;
     ring.advance();
@@ -119,15 +111,15 @@ __device__ __forceinline__ void run_warp(const Params& params, const ChainPlace&
 #pragma unroll 1
   for (int left = place.chunks; left > 0; --left) {
     const unsigned char* stage = ring.next();
-    const unsigned image = shared_address(stage), attend_rows = image + P::kImage.attend() + lane_rows.square;
+    const unsigned image = shared_address(stage), attend_rows = image + P::kAttend + lane_rows.square;
     BandSums<P> r = {}, out = {};
 #pragma unroll
     for (int half = 0; half < kChunk / 16; ++half) load_values<P>(stage, ring.shared.value_pitch(), own_column, lane_rows, half, r[0]);
-    if (is_delta) multiply_state<P, P::kHalfSteps>(get, image + P::kImage.predict() + lane_rows.wide, r);
+    if (is_delta) multiply_state<P, P::kHalfSteps>(get, image + P::kPredict + lane_rows.wide, r);
     put_sums(r[0], exchange.part_of_r(which, true));
     put_sums(r[1], exchange.part_of_r(which, false));
     exchange.arrive(kPartsOfR);
-    multiply_state<P, P::kHalfSteps>(get, image + P::kImage.read() + lane_rows.wide, out);
+    multiply_state<P, P::kHalfSteps>(get, image + P::kRead + lane_rows.wide, out);
     loading.start_next(params);  // all are past the chunk before, or nearly
     KeyOperands<P> keys[2];
     load_keys<P>(stage, lane_rows, 0, keys[0]);
@@ -158,12 +150,10 @@ __device__ __forceinline__ void run_warp(const Params& params, const ChainPlace&
 template <class P, std::enable_if_t<P::kTeamWarps == 2, int> = 0>
 __device__ __forceinline__ void run_chain(const Params& params, std::int64_t block, const ChainShared<P>& shared, unsigned char* memory) {
   const ChainPlace place = chain_place_of<P>(params, block, shared.teams);
-  const TwoExchange<P> exchange(memory + shared.stages * shared.stage_bytes(), place);
+  const TwoExchange<P> exchange(shared, memory, place);
   const Ring<P> ring(shared, memory);
   if (threadIdx.x == 0) ring.prepare();
-  if (place.role == 0 && threadIdx.x % kWarpSize == 0) {
-    for (int i = 0; i < kTwoHandovers; ++i) prepare_arrivals(exchange.handovers[i], 2 * kWarpSize);
-  }
+  if (place.role == 0 && threadIdx.x % kWarpSize == 0) exchange.prepare();
   publish_arrivals();
   __syncthreads();
   run_warp<P>(params, place, ring, exchange);
