@@ -417,8 +417,9 @@ static __global__ void __launch_bounds__(kPrepareThreads, 3)
   } else {
     store_values<kFlush>(params, chunk, rows, factors);
   }
-  for (int i = threadIdx.x; i < kFlush * kFlush; i += kPrepareThreads) {
-    factors[params.layout.products() + i] = rows.query_products[i];
+  constexpr int kProducts = kFlush * kFlush, kWithPadding = (kProducts + 3) / 4 * 4;  // the chain copies whole pieces
+  for (int i = threadIdx.x; i < kWithPadding; i += kPrepareThreads) {
+    factors[params.layout.products() + i] = i < kProducts ? rows.query_products[i] : 0.0f;
   }
 }
 
