@@ -71,7 +71,7 @@ struct PrepareShared {
   float factors[2][kChunk];                        // what k and q are multiplied with: normalisation, scale
   float betas[kChunk];
   unsigned beyond_quotients;                       // rows, bit by bit
-  ChunkPlace place;                                // for what is needed late and seldom
+  ChunkPlace place;
 };
 
 /// The sequence that has chunk number `chunk`, if any has: the last one whose first chunk's number is not greater. All lanes of a warp, which
@@ -140,7 +140,7 @@ __device__ __forceinline__ void make_decays(const Problem& p, float exp_a_log, c
       }
       case GateSpace::lower_bound: {
         const float slope = -kLog2E * exp_a_log, log2_bound = kLog2E * bound;
-        return for_all([=](float g, float b) { return short_exp2(log2_bound * reciprocal_approx(1.0f + exp2_approx(slope * (g + b)))); });
+        return for_all([=](float g, float b) { return short_exp2(log2_bound * reciprocal_approx(1.0f + exp2_approx(fmaf(slope, g, slope * b)))); });
       }
     }
   }
@@ -335,70 +335,53 @@ struct Targets {
   __device__ __forceinline__ void store_factor(int matrix, int i, float low, float high) const {
     store_terms<P>(low, high, P::kImage.wide(), reinterpret_cast<unsigned char*>(image ^ (i * 16)) + matrix + i * P::kKeys * 2);
   }
+  __device__ __forceinline__ float* copy_at(int copy, int i) const {
+    return shared_pointer<float>((copies ^ (i * 16)) + (copy + i) * P::kWidth * 4);
+  }
   /// The same into a copy. (Where scores are products of single tf32 numbers, copies are rounded to that.)
   __device__ __forceinline__ void store_copy(int copy, int i, float low, float high) const {
     if constexpr (P::kTerms == 1) {
       low = round_for_tf32(low);
       high = round_for_tf32(high);
     }
-    *shared_pointer<float2>((copies ^ (i * 16)) + (copy + i) * P::kWidth * 4) = make_float2(low, high);
+    *reinterpret_cast<float2*>(copy_at(copy, i)) = make_float2(low, high);
   }
 };
 
 /// P before this warp's first token. Eight tokens' decay that is hardly a number any more is taken for 0.
 __device__ __forceinline__ float first_p(float before) { return before < 0x1p-120f ? 0.0f : kStart * before; }
 
-/// Whether some quotient of this warp's rows would be out of range.
-template <class P>
-__device__ __forceinline__ bool any_beyond_quotients(const Share& share, const PrepareShared<P>& shared, const Rows& decays) {
-  const Around around(share, shared);
-  float up[2] = {first_p(around.before[0]), first_p(around.before[1])}, least = kStart;
-#pragma unroll
-  for (int i = 0; i < kRowBlock; ++i) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      up[e] *= decays[i][e];
-      least = fminf(least, up[e]);
-    }
-  }
-  const bool in_range = least >= kLeastQuotient && up[0] >= kLeastQuotient && up[1] >= kLeastQuotient;  // the last two: NaN stays NaN
-  return __any_sync(kFullWarp, !in_range);
+/// Row i of k or q, multiplied with its factor; `factor`: of row_factor.
+template <class Element>
+__device__ __forceinline__ void scale_row(const RawRows<Element>& raw, Matrix which, int i, float factor, float (&x)[2]) {
+  const float2 row = raw.row(i);
+  const float by = __shfl_sync(kFullWarp, factor, which * kRowBlock + i);
+  x[0] = row.x * by;
+  x[1] = row.y * by;
 }
 
-/// What this lane's rows and channels give: factors of the chain, and the copies that scores are made of. `factor`: of row_factor. Returns the
-/// rows (bits) whose quotients would be out of range; only with kChecked there may be any.
-template <class P, bool kChecked>
-__device__ __forceinline__ unsigned store_elements(const Problem& p, const Share& share, const HeadRows<P>& raw_k, const HeadRows<P>& raw_q,
-                                                   float factor, const Rows& decays, unsigned char* image,
-                                                   PrepareShared<P>& shared) {
+/// What this lane's rows and channels give with the decays before them: factors of the chain, and copies that scores are made of. Whether any of
+/// the warp's quotients is out of range.
+template <class P>
+__device__ __forceinline__ bool store_from_start(const Problem& p, const Share& share, const HeadRows<P>& raw_k, const HeadRows<P>& raw_q,
+                                                 float factor, const Rows& decays, unsigned char* image, PrepareShared<P>& shared) {
   const Around around(share, shared);
   const Targets<P> to(share, image, shared);
   const bool is_delta = p.update == Update::delta;
-  const auto scaled = [&](const HeadRows<P>& raw, int which, int i, float (&x)[2]) {
-    const float2 row = raw.row(i);
-    const float by = __shfl_sync(kFullWarp, factor, which * kRowBlock + i);
-    x[0] = row.x * by;
-    x[1] = row.y * by;
-  };
-  unsigned beyond = 0;
-  float up[2] = {first_p(around.before[0]), first_p(around.before[1])}, down[2] = {around.after[0], around.after[1]};
+  float up[2] = {first_p(around.before[0]), first_p(around.before[1])}, least = kStart;
   const float from_start[2] = {1.0f / kStart * around.half_before[0], 1.0f / kStart * around.half_before[1]};
 #pragma unroll
   for (int i = 0; i < kRowBlock; ++i) {
     float k[2], q[2], quotient[2];
-    scaled(raw_k, kOfKeys, i, k);
-    scaled(raw_q, kOfQueries, i, q);
+    scale_row(raw_k, kOfKeys, i, factor, k);
+    scale_row(raw_q, kOfQueries, i, factor, q);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       up[e] *= decays[i][e];
       quotient[e] = k[e] * reciprocal_approx(up[e]);
       k[e] *= up[e];
       q[e] *= up[e];
-      if constexpr (kChecked) {
-        const bool in_range = up[e] >= kLeastQuotient;
-        if (!in_range) quotient[e] = 0.0f;
-        beyond |= static_cast<unsigned>(!in_range) << (share.first_row + i);
-      }
+      least = fminf(least, up[e]);
     }
     if (is_delta) {
       to.store_copy(kDecayedKeys, i, k[0], k[1]);
@@ -408,10 +391,43 @@ __device__ __forceinline__ unsigned store_elements(const Problem& p, const Share
     to.store_factor(P::kImage.read(), i, q[0] * from_start[0], q[1] * from_start[1]);
     to.store_copy(kQuotientKeys, i, quotient[0], quotient[1]);
   }
+  const bool in_range = least >= kLeastQuotient && up[0] >= kLeastQuotient && up[1] >= kLeastQuotient;  // the last two: NaN stays NaN
+  return __any_sync(kFullWarp, !in_range);
+}
+
+/// Makes quotients 0 that are out of range; their rows go into `shared`.
+template <class P>
+__device__ __forceinline__ void take_out_quotients(const Share& share, const Rows& decays, unsigned char* image, PrepareShared<P>& shared) {
+  const Around around(share, shared);
+  const Targets<P> to(share, image, shared);
+  float up[2] = {first_p(around.before[0]), first_p(around.before[1])};
+  unsigned beyond = 0;
+#pragma unroll
+  for (int i = 0; i < kRowBlock; ++i) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      up[e] *= decays[i][e];
+      if (up[e] >= kLeastQuotient) continue;
+      to.copy_at(kQuotientKeys, i)[e] = 0.0f;
+      beyond |= 1u << (share.first_row + i);
+    }
+  }
+  beyond = __reduce_or_sync(kFullWarp, beyond);
+  if (share.lane == 0) atomicOr(&shared.beyond_quotients, beyond);
+}
+
+/// The same with the decays after them.
+template <class P>
+__device__ __forceinline__ void store_to_end(const Problem& p, const Share& share, const HeadRows<P>& raw_k, float factor, const Rows& decays,
+                                             unsigned char* image, PrepareShared<P>& shared) {
+  const Around around(share, shared);
+  const Targets<P> to(share, image, shared);
+  const bool is_delta = p.update == Update::delta;
+  float down[2] = {around.after[0], around.after[1]};
 #pragma unroll
   for (int i = kRowBlock - 1; i >= 0; --i) {
     float k[2];
-    scaled(raw_k, kOfKeys, i, k);
+    scale_row(raw_k, kOfKeys, i, factor, k);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       k[e] *= down[e];
@@ -427,7 +443,6 @@ __device__ __forceinline__ unsigned store_elements(const Problem& p, const Share
     const float2 over_chunk = make_float2(down[0] * around.half_after[0], down[1] * around.half_after[1]);
     reinterpret_cast<float2*>(image + P::kImage.decays())[share.channel / 2] = over_chunk;
   }
-  return beyond;
 }
 
 /// One tile of scores: 16 rows by 8 keys.
@@ -702,16 +717,20 @@ __device__ __forceinline__ void store_scores(unsigned char* image, const Prepare
 template <class P>
 __device__ __forceinline__ void prepare_chunk(const Params& params, unsigned block, PrepareShared<P>& shared) {
   const Problem& p = params.problem;
-  const ChunkPlace place = chunk_place_of(params, block, P::kImage.bytes());
-  if (!place.exists) return;
   const Share share;
+  if (share.warp == 0) {  // one warp finds it for all: instructions are what bounds this launch
+    const ChunkPlace found = chunk_place_of(params, block, P::kImage.bytes());
+    if (share.lane == 0) {
+      shared.place = found;
+      shared.beyond_quotients = 0;
+    }
+  }
+  __syncthreads();
+  const ChunkPlace place = shared.place;
+  if (!place.exists) return;
   if (threadIdx.x < kChunk) {
     const int row = threadIdx.x;
     shared.betas[row] = row < place.tokens.rows ? load_beta(p, place.batch, place.tokens.begin + row, place.value_head) : 0.0f;
-  }
-  if (threadIdx.x == 0) {
-    shared.beyond_quotients = 0;
-    shared.place = place;
   }
 
   Rows decays;
@@ -736,14 +755,10 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, unsigned blo
 #pragma unroll
   for (int pass = 0; pass < P::kPasses; ++pass) {
     if (pass > 0) __syncthreads();  // the products of the pass before have read their copies
-    if (share.channel / P::kWidth == pass) {
-      if (any_beyond_quotients(share, shared, decays)) {
-        const unsigned beyond = store_elements<P, true>(p, share, k, q, factor, decays, place.image, shared);
-        const unsigned of_warp = __reduce_or_sync(kFullWarp, beyond);
-        if (share.lane == 0) atomicOr(&shared.beyond_quotients, of_warp);
-      } else {
-        store_elements<P, false>(p, share, k, q, factor, decays, place.image, shared);
-      }
+    if (P::kPasses == 1 || share.channel / P::kWidth == pass) {
+      const bool any_beyond = store_from_start(p, share, k, q, factor, decays, place.image, shared);
+      if (any_beyond) take_out_quotients(share, decays, place.image, shared);
+      store_to_end<P>(p, share, k, factor, decays, place.image, shared);
     }
     __syncthreads();
     multiply_scores(p, pass, 0, pass + 1 < P::kPasses ? kScores : P::kScoresAtOnce, share.warp, P::kWarps, shared);
