@@ -45,9 +45,15 @@ struct PreparePolicy {
   static constexpr Image kImage = {kTerms, kKeys};
 };
 
-/// Copies of k and q for the products, f32, rows swizzled like 16-bit ones: of one pass over the channels, but end keys, which are needed until
-/// the end, of each.
+/// Copies of k and q for the products, f32: of one pass over the channels, but end keys, which are needed until the end, of each.
 enum Copies { kDecayedKeys = 0, kDecayedQueries = kChunk, kQuotientKeys = 2 * kChunk, kEndKeys = 3 * kChunk };
+
+/// The place of a row's 16-byte piece among the copies. Rows are swizzled, so that neither eight that follow one another nor every fourth of 16 have
+/// a piece in the same banks.
+template <class P>
+__device__ __forceinline__ int copy_piece(int row, int piece) {
+  return swizzled<P::kWidth / 4>(row, piece ^ (row >> 2 & 2));
+}
 
 enum Matrix { kOfKeys, kOfQueries };
 constexpr int kScorePitch = kChunk + 2;
@@ -329,7 +335,7 @@ struct Targets {
 
   __device__ Targets(const Share& share, unsigned char* chunk_image, PrepareShared<P>& shared)
       : image(reinterpret_cast<std::uintptr_t>(chunk_image + share.first_row * P::kKeys * 2 + share.channel / 8 * 16 + share.channel % 8 * 2)),
-        copies(shared_address(shared.copies) + share.first_row * P::kWidth * 4 + share.channel % P::kWidth * 4) {}
+        copies(shared_address(shared.copies) + copy_piece<P>(share.first_row, share.channel % P::kWidth / 4) * 16 + share.channel % 4 * 4) {}
 
   /// A pair of channels of row i into a matrix of the image.
   __device__ __forceinline__ void store_factor(int matrix, int i, float low, float high) const {
@@ -361,14 +367,14 @@ __device__ __forceinline__ void scale_row(const RawRows<Element>& raw, Matrix wh
 }
 
 /// What this lane's rows and channels give with the decays before them: factors of the chain, and copies that scores are made of. Whether any of
-/// the warp's quotients is out of range.
+/// the warp's quotients may be out of range.
 template <class P>
 __device__ __forceinline__ bool store_from_start(const Problem& p, const Share& share, const HeadRows<P>& raw_k, const HeadRows<P>& raw_q,
                                                  float factor, const Rows& decays, unsigned char* image, PrepareShared<P>& shared) {
   const Around around(share, shared);
   const Targets<P> to(share, image, shared);
   const bool is_delta = p.update == Update::delta;
-  float up[2] = {first_p(around.before[0]), first_p(around.before[1])}, least = kStart;
+  float up[2] = {first_p(around.before[0]), first_p(around.before[1])}, reciprocals = 0.0f;
   const float from_start[2] = {1.0f / kStart * around.half_before[0], 1.0f / kStart * around.half_before[1]};
 #pragma unroll
   for (int i = 0; i < kRowBlock; ++i) {
@@ -378,10 +384,11 @@ __device__ __forceinline__ bool store_from_start(const Problem& p, const Share& 
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       up[e] *= decays[i][e];
-      quotient[e] = k[e] * reciprocal_approx(up[e]);
+      const float reciprocal = reciprocal_approx(up[e]);
+      reciprocals += reciprocal;
+      quotient[e] = k[e] * reciprocal;
       k[e] *= up[e];
       q[e] *= up[e];
-      least = fminf(least, up[e]);
     }
     if (is_delta) {
       to.store_copy(kDecayedKeys, i, k[0], k[1]);
@@ -391,8 +398,7 @@ __device__ __forceinline__ bool store_from_start(const Problem& p, const Share& 
     to.store_factor(P::kImage.read(), i, q[0] * from_start[0], q[1] * from_start[1]);
     to.store_copy(kQuotientKeys, i, quotient[0], quotient[1]);
   }
-  const bool in_range = least >= kLeastQuotient && up[0] >= kLeastQuotient && up[1] >= kLeastQuotient;  // the last two: NaN stays NaN
-  return __any_sync(kFullWarp, !in_range);
+  return __any_sync(kFullWarp, !(reciprocals <= 1.0f / kLeastQuotient));  // true of NaN, too
 }
 
 /// Makes quotients 0 that are out of range; their rows go into `shared`.
@@ -491,18 +497,20 @@ __device__ __forceinline__ void multiply_scores(const Problem& p, int pass, int 
     const int matrix = job / kTilesOfScores;
     if (matrix == kOfKeys && p.update == Update::additive) continue;
     const Tile tile = tile_of(job % kTilesOfScores);
-    // Where the first channels are; those of later steps differ from it in bits that exclusive or changes, also in a swizzled row.
+    // Where the first channels are; those of later steps differ from it in bits that exclusive or changes, also in a swizzled row; from 128 bytes
+    // on, by as many.
     const int queries = matrix == kOfKeys ? kDecayedKeys : kDecayedQueries;
     const int keys = tile.quotients ? static_cast<int>(kQuotientKeys) : kEndKeys + pass * kChunk;
-    const unsigned a_start = shared_address(copies + swizzled<P::kWidth / 4>(queries + tile.first_row + lane % 16, lane / 16));
-    const unsigned b_start = shared_address(copies + swizzled<P::kWidth / 4>(keys + tile.first_key + lane % 8, lane / 8));
+    const unsigned a_start = shared_address(copies + copy_piece<P>(queries + tile.first_row + lane % 16, lane / 16));
+    const unsigned b_start = shared_address(copies + copy_piece<P>(keys + tile.first_key + lane % 8, lane / 8));
     float sums[4] = {};
 #pragma unroll
     for (int c = 0; c < P::kWidth; c += 16) {
       unsigned a[2][4], b[4];
-      load_matrices(a_start ^ (c * 4), a[0]);
-      load_matrices(a_start ^ (c * 4 + 32), a[1]);
-      load_matrices(b_start ^ (c * 4), b);
+      const int in_swizzle = c * 4 % 128, beyond = c * 4 - in_swizzle;
+      load_matrices((a_start ^ in_swizzle) + beyond, a[0]);
+      load_matrices((a_start ^ (in_swizzle + 32)) + beyond, a[1]);
+      load_matrices((b_start ^ in_swizzle) + beyond, b);
       multiply_add_f32<P>(a[0], {b[0], b[1]}, sums);
       multiply_add_f32<P>(a[1], {b[2], b[3]}, sums);
     }
@@ -606,6 +614,10 @@ __device__ __forceinline__ void merge_inverses(PrepareShared<P>& shared) {
   __syncthreads();
 }
 
+/// Sums over the 16 tokens of a half take two products, `step` 0 and 1. This is the token of element t of their operands, and the one after it that
+/// of element t + 4: any order will do that both operands have, and in this one neither scores nor copies have bank conflicts.
+__device__ __forceinline__ int token_in_half(int step, int t) { return t * 4 + step * 2; }
+
 /// x as an operand of multiply_add_f32.
 template <class P>
 __device__ __forceinline__ unsigned operand(float x) {
@@ -620,18 +632,20 @@ __device__ __forceinline__ void fold_keys(unsigned char* image, const PrepareSha
   const int lane = threadIdx.x % kWarpSize, g = lane / 4, t = lane % 4;
   const int first_channel = threadIdx.x / kWarpSize * 16, in_pass = first_channel % P::kWidth;
   const float* keys = shared.copies + (kEndKeys + first_channel / P::kWidth * kChunk) * P::kWidth;
-  const auto key = [&](int row, int tile) {
-    return operand<P>(keys[swizzled<P::kWidth / 4>(row, (in_pass + tile * 8 + g) / 4) * 4 + g % 4]);
+  // The key of the half's token token_in_half(step, t), or the one after it: from the first token's, others differ in bits of the piece's number.
+  const int first = copy_piece<P>(token_in_half(0, t), (in_pass + g) / 4) * 4 + g % 4;
+  const auto key = [&](int half, int after, int tile) {
+    return __float_as_uint(keys[(first ^ (after ^ tile * 2) * 4) + (half * kHalf + after) * P::kWidth]);
   };
   float sums[2][2][4] = {};  // [half of the rows][tile of the channels]
 #pragma unroll
   for (int block = 0; block < kRowBlocks; ++block) {
-    const int j = block * kRowBlock + t;
+    const int in_half = block / 2, after = block % 2 * 2, j = in_half * kHalf + token_in_half(0, t) + after;
     unsigned b[2][2];
 #pragma unroll
     for (int tile = 0; tile < 2; ++tile) {
-      b[tile][0] = key(j, tile);
-      b[tile][1] = key(j + 4, tile);
+      b[tile][0] = key(in_half, after, tile);
+      b[tile][1] = key(in_half, after + 1, tile);
     }
     if (block == kRowBlocks / 2) {
 #pragma unroll
@@ -648,7 +662,7 @@ __device__ __forceinline__ void fold_keys(unsigned char* image, const PrepareSha
     for (int half = 0; half < 2; ++half) {
       if (block < half * 2) continue;
       const float* x = &shared.scores[kOfKeys][j * kScorePitch + half * kHalf + g];
-      const unsigned a[4] = {operand<P>(x[0]), operand<P>(x[8]), operand<P>(x[4 * kScorePitch]), operand<P>(x[4 * kScorePitch + 8])};
+      const unsigned a[4] = {operand<P>(x[0]), operand<P>(x[8]), operand<P>(x[kScorePitch]), operand<P>(x[kScorePitch + 8])};
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) multiply_add_f32<P>(a, b[tile], sums[half][tile]);
     }
@@ -675,12 +689,21 @@ __device__ __forceinline__ void fold_scores(unsigned char* image, const PrepareS
   for (int tile = threadIdx.x / kWarpSize; tile < 6; tile += P::kWarps) {
     const int first_row = tile < 2 ? 0 : kHalf, first_column = (tile < 2 ? tile : tile - 2) * 8;
     float sums[4] = {};
-    for (int l = first_column; l < first_row + kHalf; l += 8) {
-      const auto score = [&](int row, int column) { return operand<P>(column <= row ? queries[row * kScorePitch + column] : 0.0f); };
-      const int row = first_row + g, column = l + t;
-      const unsigned a[4] = {score(row, column), score(row + 8, column), score(row, column + 4), score(row + 8, column + 4)};
-      const unsigned b[2] = {operand<P>(x[column * kScorePitch + first_column + g]), operand<P>(x[(column + 4) * kScorePitch + first_column + g])};
-      multiply_add_f32<P>(a, b, sums);
+    for (int in_half = first_column / kHalf; in_half <= first_row / kHalf; ++in_half) {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const int l = in_half * kHalf + token_in_half(step, t);
+        unsigned a[4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = first_row + half * 8 + g;
+          const float2 score = *reinterpret_cast<const float2*>(&queries[row * kScorePitch + l]);
+          a[half] = operand<P>(l <= row ? score.x : 0.0f);
+          a[2 + half] = operand<P>(l + 1 <= row ? score.y : 0.0f);
+        }
+        const float* in_x = &x[l * kScorePitch + first_column + g];
+        multiply_add_f32<P>(a, {operand<P>(in_x[0]), operand<P>(in_x[kScorePitch])}, sums);
+      }
     }
     const bool finite = isfinite(sums[0]) && isfinite(sums[1]) && isfinite(sums[2]) && isfinite(sums[3]);
     const bool apart = __any_sync(kFullWarp, !finite);
@@ -693,6 +716,7 @@ __device__ __forceinline__ void fold_scores(unsigned char* image, const PrepareS
         float sum = sums[half * 2 + e];
         if (apart) {
           sum = 0.0f;
+#pragma unroll 1
           for (int l = column + e; l <= row; ++l) sum = fmaf(queries[row * kScorePitch + l], x[l * kScorePitch + column + e], sum);
         }
         product[e] = column + e <= row ? sum * shared.betas[column + e] : 0.0f;
@@ -758,7 +782,7 @@ __device__ __forceinline__ void prepare_chunk(const Params& params, unsigned blo
     if (P::kPasses == 1 || share.channel / P::kWidth == pass) {
       const bool any_beyond = store_from_start(p, share, k, q, factor, decays, place.image, shared);
       if (any_beyond) take_out_quotients(share, decays, place.image, shared);
-      store_to_end<P>(p, share, k, factor, decays, place.image, shared);
+      store_to_end(p, share, k, factor, decays, place.image, shared);
     }
     __syncthreads();
     multiply_scores(p, pass, 0, pass + 1 < P::kPasses ? kScores : P::kScoresAtOnce, share.warp, P::kWarps, shared);
