@@ -28,7 +28,8 @@
 // Roles and budget. prepare: a warp has 8 tokens and 64 channels, 2 K threads a block; 75 KB of shared memory at K = 128 and 80 registers, so
 // that three blocks share a multiprocessor of sm_90. chain: teams of warps with a slice of the value columns each (chunkwise_chain.cuh): of three
 // warps for 16 columns, up to 128 registers, where all chains run at once; of two for 32, up to 255, where they take turns. The more teams a
-// block, the fewer blocks read each image; a stage takes 28 to 36 KB at K = 128 and bf16.
+// block, the fewer blocks read each image; a stage takes 28 to 36 KB at K = 128 and bf16. Images of which two do not fit are loaded in thirds, so that
+// 99 KiB are enough for every K and dtype.
 //
 // Wins wherever T is more than a few chunks. Loses for long sequences of few heads to what cuts a sequence into pieces. Measured:
 // docs/performance.md.
