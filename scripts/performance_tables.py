@@ -311,6 +311,7 @@ def main():
     replace(performance, "optimisations", optimisations())
     replace(performance, "profile", profile())
     replace(ROOT / "README.md", "readme", readme())
+    replace(ROOT / "README.md", "readme_peer", production(RESULTS, brief=True))
 
 
 if __name__ == "__main__":

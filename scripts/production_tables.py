@@ -145,25 +145,28 @@ def peer_heading(ours, peer):
             f"{peer['date'][:10]}. {circumstances(ours, peer)}\n\n")
 
 
-def section(files):
-    if "production" not in files:
+def section(files, brief=False):
+    ours, peer = files.get("production"), files.get("fla")
+    if not ours or (brief and not peer):
         return ""
-    ours, peer = files["production"], files.get("fla")
     rows = [Row(*pair) for pair in medians(ours)]
     lines = lines_of([row for row in rows if row.operation == "production"], [Row(*pair) for pair in medians(peer)] if peer else [])
     groups = {name: [line for line in lines if line.any.group == name] for name in unique(line.any.group for line in lines)}
     text = machine_heading(ours["context"]) + (peer_heading(ours["context"], peer["context"]) if peer else "") + summary(groups)
+    if brief:
+        return text
     for name, some in groups.items():
         text += f"{name}, µs:\n\n" + problem_table(some, ours["context"])
     return text + host_table([row for row in rows if row.operation == "host_call"])
 
 
-def production(results):
+def production(results, brief=False):
+    """All tables of all machines; `brief`: how they compare with the peer, where it was measured."""
     text = ""
     for folder in sorted(path for path in results.iterdir() if path.is_dir()):
         files = {name: folder / f"{name}.json" for name in ("production", "fla")}
         try:
-            text += section({name: json.loads(file.read_text()) for name, file in files.items() if file.exists()})
+            text += section({name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}, brief)
         except (KeyError, ValueError, TypeError) as error:
             sys.exit(f"performance_tables: production.json or fla.json in {folder} is malformed: {error!r}")
     return text or NOTHING

@@ -32,11 +32,11 @@ def theirs(words, variant, microseconds, recurrence="kda"):
     return entries(f"fla/{recurrence}/chunk_{recurrence}/bf16/{words} {variant}", microseconds)
 
 
-def section(*lists, fla=(), peer_context=PEER_CONTEXT):
+def section(*lists, fla=(), peer_context=PEER_CONTEXT, brief=False):
     files = {"production": {"context": CONTEXT, "benchmarks": [entry for some in lists for entry in some]}}
     if fla:
         files["fla"] = {"context": peer_context, "benchmarks": [entry for some in fla for entry in some]}
-    return production_tables.section(files)
+    return production_tables.section(files, brief)
 
 
 class Section(unittest.TestCase):
@@ -69,6 +69,12 @@ class Section(unittest.TestCase):
                        fla=[theirs(PLAIN, "cold", 100.0), theirs(BATCHED, "cold", 50.0), theirs(GROUPED, "cold", 80.0, "gated_delta_net")])
         self.assertIn("| kda, bf16, strong gate, no states | cold | 1 of 2 | 0.50 | 1.00 |", text)
         self.assertIn("| all | cold | 2 of 3 | 0.50 | 2.00 |", text)
+
+    def test_brief_is_the_comparison_alone(self):
+        text = section(ours(PLAIN, "cold", 50.0), fla=[theirs(PLAIN, "cold", 100.0)], brief=True)
+        self.assertIn("| all | cold | 1 of 1 | 2.00 | 2.00 |", text)
+        self.assertNotIn("µs:", text)
+        self.assertEqual(section(ours(PLAIN, "cold", 50.0), brief=True), "")
 
     def test_other_kernels_are_shown_but_not_summed_up(self):
         text = section(ours(PLAIN, "cold", 50.0), ours(PLAIN, "cold", 1.0, kernel="slow"), fla=[theirs(PLAIN, "cold", 100.0)])
