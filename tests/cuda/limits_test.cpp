@@ -6,6 +6,7 @@
 #include "api/device.h"
 #include "api/kernel.h"
 #include "support/kernel_test.h"
+#include "support/settings.h"
 
 namespace delta_attention::test {
 namespace {
@@ -37,9 +38,7 @@ class DeviceLimits : public KernelTest {
 
   /// Results on two devices: the same bits, or for kernels that split sums to fit the device, the same up to rounding.
   void expect_same(const Inputs& inputs, const Truth& truth, const Outputs& got, const Outputs& expected) {
-    bool splits_sums = false;
-    for (const Setting& setting : kernel().settings()) splits_sums |= std::string(setting.name) == "row_blocks";
-    if (splits_sums) {
+    if (splits_sums(kernel().settings())) {
       expect_matches(inputs, got, truth);
     } else {
       EXPECT_TRUE(got == expected);

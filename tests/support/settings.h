@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,11 @@ inline std::vector<std::string> combinations(const std::vector<Setting>& setting
     texts = longer;
   }
   return texts;
+}
+
+/// Whether one of a kernel's settings says into how many parts its sums are split: that decides the last bits, tiles and places in memory do not.
+inline bool splits_sums(const std::vector<Setting>& settings) {
+  return std::any_of(settings.begin(), settings.end(), [](const Setting& setting) { return std::string(setting.name) == "row_blocks"; });
 }
 
 }  // namespace delta_attention::test
